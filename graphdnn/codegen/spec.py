@@ -1,0 +1,166 @@
+"""What a template and a target see of a kernel: KernelSpec (pure data), rendered Source, compiled Binary, launch recipe.
+
+A recipe is an ordered tuple of steps. Buffers are named, never addressed: a tensor of the operation graph by its id, or a byte offset in the one
+workspace. So CUDA graphs, serialization and ``explain`` see the same thing, and two executions of one plan share nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from graphdnn.dtypes import data_type
+
+
+@dataclass(frozen=True, slots=True)
+class PointerParam:
+    """A raw typed pointer. ``storage`` is the numba element type (dtypes.DTypeInfo.storage); ``alignment`` in bytes is what the kernel relies on."""
+
+    name: str
+    storage: str
+    alignment: int = 1
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarParam:
+    """A by-value scalar; ``type`` is float32, float64, int32, int64 or uint32."""
+
+    name: str
+    type: str
+
+
+Param = PointerParam | ScalarParam
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """All that a template sees. ``template`` is a path under codegen_templates, ``name`` the stable entry name, ``fields`` the finished
+    values that the template prints (JSON-like: str, int, bool, tuples and dicts of such). ``block``: threads of a CUDA block (0 on a CPU).
+    CPU entries take ``(lo: int64, hi: int64, *params)`` and work on items [lo, hi); CUDA entries take ``(*params)``."""
+
+    template: str
+    name: str
+    params: tuple[Param, ...]
+    fields: dict[str, Any] = field(default_factory=dict)
+    block: int = 0
+    shared_bytes: int = 0
+    min_blocks: int = 0
+
+    def digest(self) -> str:
+        """SHA-256 of the spec: the part of the cache key that graphs decide."""
+        text = repr((self.template, self.name, self.params, sorted(self.fields.items()), self.block, self.shared_bytes, self.min_blocks))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """``kind`` "tensor": the pointer bound to tensor ``index`` plus ``offset`` bytes; "workspace": workspace pointer plus ``offset`` (index unused)."""
+
+    kind: Literal["tensor", "workspace"]
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorScalar:
+    """The value of by-value tensor ``index``, read from the pack (or the graph's stored value) at execute, as register type ``type``."""
+
+    index: int
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number known at build."""
+
+    value: float | int
+    type: str
+
+
+Arg = Buffer | TensorScalar | Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Memset:
+    """Fill ``nbytes`` bytes with ``value`` (0..255)."""
+
+    buffer: Buffer
+    nbytes: int
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run kernel ``kernel`` (index into the recipe's kernels). CUDA: ``grid`` blocks (linear in x). CPU: items [0, grid), split over the thread
+    pool in chunks of at least ``grain`` items. ``grid`` 0: nothing to do."""
+
+    kernel: int
+    grid: int
+    args: tuple[Arg, ...]
+    grain: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A stack of matrices for the CPU's BLAS step: ``strides`` of (batch, row, column) in elements; a stride of 0 broadcasts."""
+
+    buffer: Buffer
+    dtype: data_type
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """CPU only: C[b, rows] = A[b, rows] @ B[b] by panels of ``rows`` rows with np.matmul, each panel followed by its epilogue while it is in cache.
+
+    ``pack_a`` / ``pack_b``: launches that fill the workspace copies that ``a`` / ``b`` name. Pack B: items are all rows of all batches, run once,
+    before. Pack A: run per panel; its items are panel rows counted through the batches (b * M + m), it writes the panel at row 0.
+    ``panel``: the result (workspace, shape (1, rows, N)). ``epilogue``: run per panel on items [b * M + m0, b * M + m1); its last argument, a
+    ``Constant`` of type int64, is replaced by the first item of the panel.
+    """
+
+    a: Matrix
+    b: Matrix
+    panel: Matrix
+    rows: int
+    epilogue: Launch
+    pack_a: Launch | None = None
+    pack_b: Launch | None = None
+
+
+Step = Memset | Launch | Panels
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Kernels, the steps that run them, and the bytes of workspace they share."""
+
+    kernels: tuple[KernelSpec, ...]
+    steps: tuple[Step, ...]
+    workspace: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rendered text of one kernel module; ``entry`` is the function to compile."""
+
+    spec: KernelSpec
+    text: str
+
+    @property
+    def entry(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel, as it is stored: machine code plus what inspection shows. ``facts`` is JSON-like: registers, shared_bytes, spill_bytes,
+    arch, ... ``texts`` holds intermediate texts such as "ptx"."""
+
+    entry: str
+    code: bytes
+    facts: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,37 @@
+"""What an op is, in one record. Knows no target: shapes, attributes, NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from graphdnn.ir.node import Node, NodeDecl
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Role = Literal["pointwise", "movement", "reduction", "matmul"]
+Reference = Callable[..., "list[np.ndarray[Any, Any]]"]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op family (JSON tag).
+
+    ``tag``: JSON tag. ``role``: how regions treat it. ``inputs`` / ``outputs``: ports in order; ports in ``optional`` may be missing.
+    ``infer(node)``: fill unset dims and strides of the outputs, raise ValidationError where the shapes have no meaning.
+    ``check(node)``: rules that need the resolved dtypes; may raise ValidationError, BuildError or NotSupportedError as the API page says.
+    ``reference(node, dims, arrays)``: NumPy result. ``dims``: dims of each output; ``arrays``: logical input arrays in input port order, already in
+    the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64); returns one array per output.
+    """
+
+    tag: str
+    role: Role
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    infer: Callable[[NodeDecl], None]
+    check: Callable[[NodeDecl], None]
+    reference: Callable[[Node, list[tuple[int, ...]], list[Any]], list[Any]]
+    optional: tuple[str, ...] = ()
+    attrs: tuple[str, ...] = ()

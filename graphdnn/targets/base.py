@@ -1,0 +1,42 @@
+"""What a target is: it compiles rendered kernels to binaries and turns binaries plus a recipe into something that runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from graphdnn.codegen.spec import Binary, KernelSpec, Recipe, Source
+
+
+class Executable(ABC):
+    """A loaded recipe, bound to one device. Immutable: any number of threads and streams may run it at once."""
+
+    @abstractmethod
+    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
+        """Enqueue the steps. ``pointers``: tensor id -> address, ``scalars``: by-value tensor id -> number, ``workspace``: address (0 if none).
+
+        Must not allocate device memory, compile or synchronize. CPU and simulator finish before they return. Raises ExecutionError.
+        """
+
+
+class Target(ABC):
+    """One kind of device. ``compile`` needs no device; ``load`` does."""
+
+    name: str
+    """"cpu", "cuda" or "cudasim"."""
+
+    @abstractmethod
+    def toolchain_key(self) -> str:
+        """Text that changes whenever the machine code for the same source might: versions, arch or CPU name and features."""
+
+    @abstractmethod
+    def compile(self, source: Source) -> Binary:
+        """Machine code of one kernel. Raises BuildError that says what is missing (no ptxas) or shows the compiler's message."""
+
+    @abstractmethod
+    def load(self, recipe: Recipe, binaries: Sequence[Binary]) -> Executable:
+        """Make a recipe runnable; ``binaries[i]`` belongs to ``recipe.kernels[i]``. Raises ExecutionError without a usable device."""
+
+    def specs(self, recipe: Recipe) -> tuple[KernelSpec, ...]:
+        """Kernels of the recipe, in the order of the binaries."""
+        return recipe.kernels
