@@ -1,0 +1,1 @@
+"""Jinja templates of generated kernels; a package so that wheels and editable installs carry the folder as ``graphdnn.codegen_templates``."""
