@@ -1,0 +1,100 @@
+"""Access maps of the data-movement ops: which element of which input an output element is. One row per op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphdnn.ir.index import ZERO, Linear, divide, modulo
+from graphdnn.ir.node import Node
+from graphdnn.ir.opgraph import OperationGraph
+
+Index = tuple[Linear, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """True where lo <= value < hi."""
+
+    value: Linear
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One source of a moved element: element ``index`` of ``tensor``, where ``guard`` holds (None: everywhere)."""
+
+    tensor: int
+    index: Index
+    guard: Guard | None = None
+
+
+def broadcast(index: Index, dim: tuple[int, ...]) -> Index:
+    """Index into a tensor of dims ``dim`` that is broadcast (right-aligned) to the space of ``index``."""
+    used = index[len(index) - len(dim) :]
+    return tuple(ZERO if d == 1 else i for i, d in zip(used, dim, strict=True))
+
+
+def offset(index: Index, strides: tuple[int, ...]) -> Linear:
+    """Element offset of ``index``."""
+    total = ZERO
+    for i, s in zip(index, strides, strict=True):
+        total = total + i.scaled(s)
+    return total
+
+
+def reshaped(index: Index, out: tuple[int, ...], source: tuple[int, ...]) -> Index:
+    """Index into dims ``source`` of the element that has the same row-major number as ``index`` in dims ``out``."""
+    flat, step = ZERO, 1
+    for i, d in zip(reversed(index), reversed(out), strict=True):
+        flat = flat + i.scaled(step)
+        step *= d
+    result: list[Linear] = []
+    inner = 1
+    for d in reversed(source):
+        result.append(modulo(divide(flat, inner), d) if d > 1 else ZERO)
+        inner *= d
+    return tuple(reversed(result))
+
+
+def _reshape(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece, ...]:
+    x = node.input_ids[0]
+    return (Piece(x, reshaped(index, graph.tensors[node.output_ids[0]].dim, graph.tensors[x].dim)),)
+
+
+def _transpose(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece, ...]:
+    source = [ZERO] * len(index)
+    for i, axis in zip(index, node.attr("permutation"), strict=True):
+        source[axis] = i
+    return (Piece(node.input_ids[0], tuple(source)),)
+
+
+def _slice(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece, ...]:
+    x = node.input_ids[0]
+    steps = node.attr("slice_strides") or (1,) * len(index)
+    source = []
+    for i, (start, stop), step, d in zip(index, node.attr("slices"), steps, graph.tensors[x].dim, strict=True):
+        first, _, _ = slice(start, stop, step).indices(d)
+        source.append(i.scaled(step).shifted(first))
+    return (Piece(x, tuple(source)),)
+
+
+def _concatenate(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece, ...]:
+    axis = node.attr("axis") % len(index)
+    pieces, start = [], 0
+    for x in node.input_ids:
+        extent = graph.tensors[x].dim[axis]
+        if extent:
+            moved = tuple(i.shifted(-start) if a == axis else i for a, i in enumerate(index))
+            pieces.append(Piece(x, moved, Guard(index[axis], start, start + extent)))
+        start += extent
+    return tuple(pieces)
+
+
+MOVES: dict[str, Callable[[Node, OperationGraph, Index], tuple[Piece, ...]]] = {
+    "RESHAPE": _reshape,
+    "TRANSPOSE": _transpose,
+    "SLICE": _slice,
+    "CONCATENATE": _concatenate,
+}

@@ -1,0 +1,185 @@
+"""The contract of an engine, and what engines share: traffic, cost, names."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from graphdnn.codegen.spec import Buffer, Recipe
+from graphdnn.codegen.tape import TapeTooLong
+from graphdnn.device import DeviceProps
+from graphdnn.dtypes import data_type, info
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.regions import Region
+from graphdnn.status import OK, Status, reject
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Base of every knob set: a frozen dataclass whose repr is a constructor call."""
+
+
+class Engine(ABC):
+    """One kernel family. The public methods are final; a family fills the hooks.
+
+    ``_accepts(graph, region)``: whether the region's form fits at all, with the reason; no device, no compiling.
+    ``_candidates``: knob sets worth trying, best guess first; pure. ``_check``: the only constraint set for one knob set.
+    ``_cost``: seconds by the roofline model. ``_lower``: kernels and steps; may raise TapeTooLong. Hooks raise nothing else.
+    """
+
+    id: ClassVar[int]
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        for field in ("id", "name"):
+            assert field in cls.__dict__, f"engine class {cls.__name__} must set '{field}'"
+
+    @final
+    def check_support(self, graph: OperationGraph, region: Region, device: DeviceProps) -> Status:
+        """Whether some knob set of this engine can run ``region`` on ``device``; compiles nothing."""
+        status = self._accepts(graph, region)
+        if not status:
+            return status
+        reasons = []
+        for knobs in self._candidates(graph, region, device):
+            status = self.check(graph, region, device, knobs)
+            if status:
+                return status
+            reasons.append(status)
+        return reasons[0] if reasons else reject(f"{self.name}: no knob set for this region on {device.name}")
+
+    @final
+    def candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
+        """Knob sets that pass ``check``, best guess first."""
+        return tuple(k for k in self._candidates(graph, region, device) if self.check(graph, region, device, k))
+
+    @final
+    def check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
+        """Whether ``knobs`` can run ``region`` on ``device``."""
+        status = self._accepts(graph, region)
+        return self._check(graph, region, device, knobs) if status else status
+
+    @final
+    def cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
+        """Estimated seconds of one execution, launch overhead excluded."""
+        return self._cost(graph, region, device, knobs)
+
+    @final
+    def lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
+        """Kernels and steps. ``memory`` has a buffer for every tensor that the region reads or stores; scratch is ``Buffer("workspace", -1, offset)``."""
+        return self._lower(graph, region, device, knobs, memory)
+
+    def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
+        """Names of numerical_note members that hold for this kernel."""
+        return ()
+
+    @abstractmethod
+    def _accepts(self, graph: OperationGraph, region: Region) -> Status: ...
+
+    @abstractmethod
+    def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]: ...
+
+    def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
+        return OK
+
+    def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
+        return roofline(graph, region, device)
+
+    @abstractmethod
+    def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe: ...
+
+
+def fits(build: Any) -> Status:
+    """OK if ``build()`` makes its tape, else a rejection that names the tensor to store."""
+    try:
+        build()
+    except TapeTooLong as error:
+        return reject("the fused expression is too long for one kernel", cut=error.tensor)
+    return OK
+
+
+def element_bytes(dtype: data_type, count: int) -> int:
+    """Bytes of ``count`` elements."""
+    return (info(dtype).bits * count + 7) // 8
+
+
+def _touched(graph: OperationGraph, tensor: int) -> int:
+    """Distinct elements of a tensor: a stride of 0 reads one."""
+    t = graph.tensors[tensor]
+    n = 1
+    for d, s in zip(t.dim, t.stride, strict=True):
+        n *= d if s or d == 0 else 1
+    return n
+
+
+def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
+    """Bytes that the region must read and write, each tensor once."""
+    read = sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.reads if not graph.tensors[t].by_value)
+    return read, sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.stores)
+
+
+def flops(graph: OperationGraph, region: Region) -> int:
+    """Arithmetic operations: 2 m n k for a matmul, one an element for every other node."""
+    total = 0
+    for i in region.nodes:
+        node = graph.nodes[i]
+        out = graph.tensors[node.output_ids[0]]
+        if node.op == "MATMUL":
+            total += 2 * out.size * graph.tensors[node.input_ids[0]].dim[-1]
+        elif node.op == "REDUCTION":
+            total += graph.tensors[node.input_ids[0]].size
+        elif node.op == "POINTWISE":
+            total += out.size
+    return total
+
+
+def roofline(graph: OperationGraph, region: Region, device: DeviceProps, efficiency: float = 1.0, dtype: str = "FLOAT") -> float:
+    """Seconds: the larger of bytes over bandwidth and operations over the peak of ``dtype``, over ``efficiency`` for the operations."""
+    peak = device.flops.get(dtype) or device.flops["FLOAT"]
+    return max(sum(traffic(graph, region)) / (device.dram_gbps * 1e9), flops(graph, region) / (peak * 1e12 * efficiency))
+
+
+def chain(graph: OperationGraph, region: Region, limit: int = 5) -> str:
+    """The op chain of a region, for names and headers: ``matmul_mul_gelu_fwd``."""
+    words = []
+    for i in region.nodes:
+        node = graph.nodes[i]
+        mode = node.attr("mode")
+        words.append({"POINTWISE": str(mode).lower(), "REDUCTION": f"reduce_{mode}".lower()}.get(node.op, node.op.lower()))
+    if len(words) > limit:
+        words = [*words[: limit - 1], f"{len(words) - limit + 1}_more"]
+    return "_".join(words)
+
+
+def entry_name(words: str, *parts: object) -> str:
+    """``words`` and a digest of ``parts``: the same text for the same kernel, in every process."""
+    return f"{words}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
+
+
+def header(graph: OperationGraph, region: Region, knobs: Knobs) -> list[str]:
+    """Comment lines that say what a kernel computes."""
+    lines = [f"# {chain(graph, region, 24).replace('_', ' ')}; space {list(region.space)}; {knobs!r}"]
+    for what, ids in (("reads", region.reads), ("writes", region.stores)):
+        lines += [f"#   {what} '{graph.tensors[t].name}' {graph.tensors[t].dtype.name} {list(graph.tensors[t].dim)} : {list(graph.tensors[t].stride)}" for t in ids]
+    return lines
+
+
+def power_of_two(n: int) -> int:
+    """Smallest power of two that is not under ``n`` (at least 1)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Ceiling of a / b."""
+    return -(-a // b)
+
+
+def no_packed_outputs(graph: OperationGraph, region: Region) -> Status:
+    """Rejects sub-byte outputs: two neighbours share a byte, and two threads would have to write it."""
+    for t in region.stores:
+        if info(graph.tensors[t].dtype).bits < 8:
+            return reject(f"output '{graph.tensors[t].name}' has the sub-byte type {graph.tensors[t].dtype.name}; two elements share a byte. Use a type of 8 bits or more")
+    return OK

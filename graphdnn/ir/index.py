@@ -1,0 +1,171 @@
+"""Index arithmetic: linear expressions over loop variables, with explicit quotients and remainders where a reshape does not merge.
+
+``divide`` and ``modulo`` simplify with the known ranges, so that a reshape that only splits or merges dims leaves no division behind. Used for
+buffer offsets, logical coordinates (gen_index) and predicates (concatenate); ``merge`` rewrites two loop variables as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A loop variable with values 0 .. size-1."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """Floor of ``of`` over ``by``."""
+
+    of: Linear
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """``of`` modulo ``by``."""
+
+    of: Linear
+    by: int
+
+
+Atom = Var | Quotient | Remainder
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """const + sum of coefficient * atom; no zero coefficients, each atom once."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    const: int = 0
+
+    def coefficient(self, atom: Atom) -> int:
+        """Coefficient of ``atom`` (0 if absent)."""
+        return next((c for a, c in self.terms if a == atom), 0)
+
+    def __add__(self, other: Linear) -> Linear:
+        sums: dict[Atom, int] = dict(self.terms)
+        for a, c in other.terms:
+            sums[a] = sums.get(a, 0) + c
+        return Linear(tuple((a, c) for a, c in sums.items() if c), self.const + other.const)
+
+    def scaled(self, by: int) -> Linear:
+        """Every coefficient and the constant times ``by``."""
+        return Linear(tuple((a, c * by) for a, c in self.terms) if by else (), self.const * by)
+
+    def shifted(self, by: int) -> Linear:
+        """Constant plus ``by``."""
+        return Linear(self.terms, self.const + by)
+
+
+ZERO = Linear()
+
+
+def var(v: Var) -> Linear:
+    """The variable itself; 0 if it can only be 0."""
+    return Linear(((v, 1),)) if v.size > 1 else ZERO
+
+
+def bounds(e: Linear | Atom) -> tuple[int, int]:
+    """Smallest and largest value."""
+    if isinstance(e, Var):
+        return 0, max(e.size - 1, 0)
+    if isinstance(e, Quotient):
+        lo, hi = bounds(e.of)
+        return lo // e.by, hi // e.by
+    if isinstance(e, Remainder):
+        lo, hi = bounds(e.of)
+        return 0, min(e.by - 1, hi) if lo >= 0 else e.by - 1
+    lo = hi = e.const
+    for a, c in e.terms:
+        alo, ahi = bounds(a)
+        lo += c * (alo if c > 0 else ahi)
+        hi += c * (ahi if c > 0 else alo)
+    return lo, hi
+
+
+def _split(e: Linear, by: int) -> tuple[Linear, Linear]:
+    """``e`` = by * first + second, with all of ``e`` that is divisible by ``by`` in the first."""
+    whole = Linear(tuple((a, c // by) for a, c in e.terms if c % by == 0), e.const // by)
+    rest = Linear(tuple((a, c) for a, c in e.terms if c % by), e.const % by)
+    return whole, rest
+
+
+def divide(e: Linear, by: int) -> Linear:
+    """Floor of e / by, without a division where the ranges allow it."""
+    if by == 1:
+        return e
+    whole, rest = _split(e, by)
+    lo, hi = bounds(rest)
+    if lo // by == hi // by:
+        return whole.shifted(lo // by)
+    return whole + Linear(((Quotient(rest, by), 1),))
+
+
+def modulo(e: Linear, by: int) -> Linear:
+    """e modulo by, without a division where the ranges allow it."""
+    if by == 1:
+        return ZERO
+    _, rest = _split(e, by)
+    lo, hi = bounds(rest)
+    if lo // by == hi // by:
+        return rest.shifted(-(lo // by) * by)
+    return Linear(((Remainder(rest, by), 1),))
+
+
+def atoms(e: Linear) -> Iterator[Atom]:
+    """Every atom in ``e``, those inside quotients and remainders first."""
+    for a, _ in e.terms:
+        if not isinstance(a, Var):
+            yield from atoms(a.of)
+        yield a
+
+
+def linears(e: Linear) -> Iterator[Linear]:
+    """``e`` and every linear expression inside it."""
+    yield e
+    for a, _ in e.terms:
+        if not isinstance(a, Var):
+            yield from linears(a.of)
+
+
+def depends(e: Linear, v: Var) -> bool:
+    """Whether ``v`` occurs anywhere in ``e``."""
+    return any(a == v for a in atoms(e))
+
+
+def rewrite(e: Linear, terms: Callable[[Linear], Linear]) -> Linear:
+    """Apply ``terms`` to every linear expression of ``e``, innermost first."""
+    inner: list[tuple[Atom, int]] = [(a if isinstance(a, Var) else type(a)(rewrite(a.of, terms), a.by), c) for a, c in e.terms]
+    return terms(Linear(tuple(inner), e.const))
+
+
+def merges(e: Linear, outer: Var, inner: Var) -> bool:
+    """Whether ``outer`` and ``inner`` occur in ``e`` only as outer * inner.size + inner."""
+    return all(x.coefficient(outer) == x.coefficient(inner) * inner.size for x in linears(e))
+
+
+def merge(e: Linear, outer: Var, inner: Var, merged: Var) -> Linear:
+    """``e`` with outer * inner.size + inner written as ``merged``; only where :func:`merges` holds."""
+
+    def terms(x: Linear) -> Linear:
+        return Linear(tuple((merged if a == inner else a, c) for a, c in x.terms if a != outer), x.const)
+
+    return rewrite(e, terms)
+
+
+def rename(e: Linear, names: dict[Var, Linear]) -> Linear:
+    """``e`` with variables replaced."""
+
+    def terms(x: Linear) -> Linear:
+        total = Linear((), x.const)
+        for a, c in x.terms:
+            total = total + (names[a].scaled(c) if isinstance(a, Var) and a in names else Linear(((a, c),)))
+        return total
+
+    return rewrite(e, terms)

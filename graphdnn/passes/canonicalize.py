@@ -1,0 +1,85 @@
+"""From what the user declared to the frozen operation graph: uids, topological order, dead nodes dropped, compute types resolved to carriers."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Sequence
+
+from graphdnn.dtypes import compute_carrier, data_type, info
+from graphdnn.errors import ValidationError, explain
+from graphdnn.ir.node import Node, NodeDecl
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.ir.tensor import Tensor, TensorDecl
+from graphdnn.opspecs.pointwise import POINTWISE
+
+
+def canonicalize(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl], name: str = "") -> tuple[OperationGraph, list[TensorDecl]]:
+    """The operation graph of declarations that have passed infer and check, and the declaration of each tensor id.
+
+    Assigns missing uids on the declarations (from 1 upward, in node order). Raises ValidationError for a cycle, and for a tensor that two nodes write.
+    """
+    _assign_uids(nodes, tensors)
+    ordered = _live(_topological(nodes))
+    decls: dict[TensorDecl, int] = {}
+    for n in ordered:
+        for t in (*n.inputs.values(), *n.outputs.values()):
+            decls.setdefault(t, len(decls))
+    frozen = tuple(_freeze(t) for t in decls)
+    return OperationGraph(frozen, tuple(_freeze_node(n, decls) for n in ordered), name), list(decls)
+
+
+def _assign_uids(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl]) -> None:
+    used = {t.uid for t in tensors if t.uid is not None}
+    following = 1
+    every = [t for n in nodes for t in (*reversed(n.inputs.values()), *n.outputs.values())] + list(tensors)
+    for t in every:
+        if t.uid is None:
+            while following in used:
+                following += 1
+            t.uid = following
+            used.add(following)
+
+
+def _topological(nodes: Sequence[NodeDecl]) -> list[NodeDecl]:
+    producer: dict[TensorDecl, int] = {}
+    for i, n in enumerate(nodes):
+        for t in n.outputs.values():
+            if t in producer:
+                raise ValidationError(
+                    explain("a tensor has one producer", node=n.name, tensor=t.name, expected="one node that writes it", found=f"also node '{nodes[producer[t]].name}'")
+                )
+            producer[t] = i
+    sorter = graphlib.TopologicalSorter({i: [producer[t] for t in n.inputs.values() if t in producer] for i, n in enumerate(nodes)})
+    try:
+        return [nodes[i] for i in sorter.static_order()]
+    except graphlib.CycleError as error:
+        names = " -> ".join(f"'{nodes[i].name}'" for i in error.args[1])
+        raise ValidationError(explain("the graph has a cycle", expected="every node to come after the nodes it reads", found=names)) from None
+
+
+def _live(ordered: list[NodeDecl]) -> list[NodeDecl]:
+    """Nodes that a non-virtual output depends on, in order."""
+    wanted: set[TensorDecl] = set()
+    kept: list[NodeDecl] = []
+    for n in reversed(ordered):
+        if any(not t.virtual or t in wanted for t in n.outputs.values()):
+            kept.append(n)
+            wanted.update(n.inputs.values())
+    return kept[::-1]
+
+
+def _freeze(t: TensorDecl) -> Tensor:
+    assert t.dim is not None and t.stride is not None and t.uid is not None, "infer has set dims, strides and uids"
+    return Tensor(t.name, t.uid, tuple(t.dim), tuple(t.stride), t.dtype, t.virtual, t.by_value, t.constant, t.value, t.alignment)
+
+
+def _freeze_node(n: NodeDecl, ids: dict[TensorDecl, int]) -> Node:
+    compute = compute_carrier(n.compute)
+    if n.op == "POINTWISE" and POINTWISE[n.attrs["mode"]].domain == "float" and info(compute).kind != "f":
+        compute = data_type.FLOAT  # an op that has meaning only on floats, asked for in an integer type
+    attrs = tuple(sorted((k, _tuples(v)) for k, v in n.attrs.items() if v is not None))
+    return Node(n.op, n.name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, compute)
+
+
+def _tuples(value: object) -> object:
+    return tuple(_tuples(v) for v in value) if isinstance(value, (list, tuple)) else value

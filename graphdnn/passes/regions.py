@@ -1,0 +1,298 @@
+"""Regions: which nodes become one kernel, in which order, and which virtual tensors must be stored between them.
+
+A region has an anchor (a matmul, or reductions over one space and the same axes) or none. Values that only need memory are *free*: every region
+that wants one calculates it again from memory (numbers stay equal, since each value is rounded to its tensor's data type), so pointwise and movement
+ops in front of an anchor are always fused into it. What follows an anchor joins its epilogue where the space stays the same and no region would
+come to wait for itself; where it cannot, the anchor's value is stored: a cut, with a note that says why.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from graphdnn.ir.node import Node
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.ir.tensor import Dims
+
+Kind = Literal["pointwise", "reduction", "matmul"]
+MAX_NODES = 96
+"""A free value with more nodes behind it is stored instead of calculated again."""
+MAX_STORES = 12
+"""Outputs of one pointwise region."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """One kernel's share of a graph. ``space``: dims of its loop nest (a reduction's: before reducing; a matmul's: of its result).
+
+    ``anchors``: node indexes of the matmul or the reductions. ``epilogue_reductions``: reductions of a matmul region's values.
+    ``reads`` / ``stores``: tensor ids read from and written to memory. ``nodes``: all nodes calculated in it.
+    """
+
+    kind: Kind
+    space: Dims
+    anchors: tuple[int, ...]
+    nodes: tuple[int, ...]
+    reads: tuple[int, ...]
+    stores: tuple[int, ...]
+    epilogue_reductions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Regions in execution order; ``materialized``: virtual tensors that live in the workspace; ``notes``: where it was cut and why."""
+
+    regions: tuple[Region, ...]
+    materialized: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Draft:
+    kind: Kind
+    space: Dims
+    anchors: list[int] = field(default_factory=list)
+    epilogue_reductions: list[int] = field(default_factory=list)
+    stores: list[int] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+    axes: tuple[int, ...] = ()
+
+
+def partition(graph: OperationGraph, forced: frozenset[int] = frozenset()) -> Partition:
+    """The maximal regions. ``forced``: tensors that must be stored although they could be fused."""
+    return _Partitioner(graph, forced).run()
+
+
+def unfused(graph: OperationGraph) -> Partition:
+    """One kernel per op, every intermediate stored."""
+    every = frozenset(t for n in graph.nodes for t in n.output_ids)
+    return _Partitioner(graph, every, fuse=False).run()
+
+
+def reduced_axes(graph: OperationGraph, node: Node) -> tuple[int, ...]:
+    """Axes that a reduction node reduces."""
+    x, y = graph.tensors[node.input_ids[0]], graph.tensors[node.output_ids[0]]
+    axes = node.attr("axes")
+    if axes is not None:
+        return tuple(sorted(a % len(x.dim) for a in axes))
+    return tuple(a for a, (n, m) in enumerate(zip(x.dim, y.dim, strict=True)) if m == 1 and n != 1)
+
+
+class _Partitioner:
+    def __init__(self, graph: OperationGraph, forced: frozenset[int], fuse: bool = True) -> None:
+        self.graph = graph
+        self.forced = forced
+        self.fuse = fuse
+        self.drafts: list[_Draft] = []
+        self.home: dict[int, int] = {}
+        self.stored_by: dict[int, int] = {}
+        self.waits: dict[int, frozenset[int]] = {}
+        self.cone: dict[int, frozenset[int]] = {}
+        self.notes: list[str] = []
+
+    # -- dependencies ---------------------------------------------------------------------------------------------------------------------
+    def _closure(self, regions: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        todo = list(regions)
+        while todo:
+            r = todo.pop()
+            if r not in found:
+                found.add(r)
+                todo.extend(self.drafts[r].before)
+        return found
+
+    def _needs(self, tensor: int) -> frozenset[int]:
+        """Regions that must have run before ``tensor`` can be had outside its home."""
+        if tensor in self.home:
+            return frozenset((self.home[tensor],))
+        return self.waits.get(tensor, frozenset())
+
+    def _may_join(self, region: int, tensors: Iterable[int]) -> bool:
+        return all(region not in self._closure(self._needs(t)) for t in tensors)
+
+    def _materialize(self, tensor: int, why: str) -> None:
+        region = self.home[tensor]
+        if tensor not in self.stored_by:
+            self.stored_by[tensor] = region
+            self.drafts[region].stores.append(tensor)
+            if self.graph.tensors[tensor].virtual:
+                self.notes.append(f"'{self.graph.tensors[tensor].name}' is stored: {why}")
+
+    def _take(self, region: int, tensors: Iterable[int], why: str) -> None:
+        """Let ``region`` read ``tensors`` (from memory or as free values)."""
+        for t in tensors:
+            if t in self.home and self.home[t] != region:
+                self._materialize(t, why)
+            self.drafts[region].before |= self._needs(t) - {region}
+
+    def _new(self, draft: _Draft) -> int:
+        self.drafts.append(draft)
+        return len(self.drafts) - 1
+
+    # -- one node at a time ---------------------------------------------------------------------------------------------------------------
+    def run(self) -> Partition:
+        for i, n in enumerate(self.graph.nodes):
+            if n.op == "MATMUL":
+                self._matmul(i, n)
+            elif n.op == "REDUCTION":
+                self._reduction(i, n)
+            else:
+                self._map(i, n)
+        for t in self.graph.outputs:
+            self._output(t)
+        return self._finish()
+
+    def _matmul(self, i: int, n: Node) -> None:
+        out = n.output_ids[0]
+        region = self._new(_Draft("matmul", self.graph.tensors[out].dim, [i]))
+        self._take(region, n.input_ids, f"matmul '{n.name}' reads it in tiles")
+        self._settle(out, region)
+
+    def _reduction(self, i: int, n: Node) -> None:
+        x, y = n.input_ids[0], n.output_ids[0]
+        axes = reduced_axes(self.graph, n)
+        space = self.graph.tensors[x].dim
+        if self.fuse and x in self.home and x not in self.forced:
+            draft = self.drafts[self.home[x]]
+            full = all(a in axes or d == 1 for a, d in enumerate(space))
+            if draft.kind == "matmul" and full and space == draft.space:
+                draft.epilogue_reductions.append(i)
+                draft.stores.append(y)
+                self.stored_by[y] = self.home[x]
+                self.waits[y] = frozenset((self.home[x],))
+                return
+        region = self._sibling(space, axes, x) if self.fuse else None
+        if region is None:
+            region = self._new(_Draft("reduction", space, axes=axes))
+        self.drafts[region].anchors.append(i)
+        self._take(region, (x,), f"reduction '{n.name}' runs over it in another loop nest")
+        self._settle(y, region)
+
+    def _sibling(self, space: Dims, axes: tuple[int, ...], x: int) -> int | None:
+        for r, d in enumerate(self.drafts):
+            if d.kind == "reduction" and d.space == space and d.axes == axes and len(d.anchors) < 4 and self._may_join(r, (x,)):
+                return r
+        return None
+
+    def _settle(self, out: int, region: int) -> None:
+        """``out`` is calculated in ``region``; store it now where that was asked for."""
+        self.home[out] = region
+        if out in self.forced:
+            self._materialize(out, "asked for")
+            del self.home[out]
+            self.waits[out] = frozenset((region,))
+
+    def _map(self, i: int, n: Node) -> None:
+        out = n.output_ids[0]
+        dim = self.graph.tensors[out].dim
+        inside = sorted({self.home[t] for t in n.input_ids if t in self.home}, reverse=True)
+        if self.fuse and n.op == "POINTWISE":
+            for region in inside:
+                others = [t for t in n.input_ids if self.home.get(t) != region]
+                if self._epilogue_space(region) == dim and self._may_join(region, others):
+                    self._take(region, others, f"'{n.name}' needs it in the epilogue of another kernel")
+                    self._settle(out, region)
+                    return
+        for t in n.input_ids:
+            if t in self.home:
+                self._materialize(t, self._why(n, t))
+        self.waits[out] = frozenset().union(*(self._needs(t) for t in n.input_ids))
+        behind = [self.cone.get(t, frozenset()) for t in n.input_ids if t not in self.home and t not in self.stored_by]
+        self.cone[out] = frozenset((i,)).union(*behind)
+        if out in self.forced or len(self.cone[out]) > MAX_NODES:
+            self._store_alone(out)
+
+    def _why(self, n: Node, tensor: int) -> str:
+        space = self._epilogue_space(self.home[tensor])
+        if n.op != "POINTWISE":
+            return f"{n.op.lower()} '{n.name}' reads it in another order than its kernel writes it"
+        dim = self.graph.tensors[n.output_ids[0]].dim
+        return f"'{n.name}' has dims {list(dim)}, its kernel ends with {list(space)}" if dim != space else f"'{n.name}' would make two kernels wait for each other"
+
+    def _epilogue_space(self, region: int) -> Dims:
+        draft = self.drafts[region]
+        if draft.kind == "pointwise":
+            return draft.space
+        return self.graph.tensors[self.graph.nodes[draft.anchors[0]].output_ids[0]].dim
+
+    def _store_alone(self, out: int) -> None:
+        region = self._new(_Draft("pointwise", self.graph.tensors[out].dim, stores=[out], before=set(self.waits[out])))
+        self.stored_by[out] = region
+        self.waits[out] = frozenset((region,))
+        self.cone[out] = frozenset()
+
+    # -- outputs --------------------------------------------------------------------------------------------------------------------------
+    def _output(self, t: int) -> None:
+        if t in self.stored_by:
+            return
+        if t in self.home:
+            self._materialize(t, "output")
+            return
+        region = self._host(t)
+        if region is None:
+            region = self._new(_Draft("pointwise", self.graph.tensors[t].dim))
+        draft = self.drafts[region]
+        draft.stores.append(t)
+        draft.before |= self.waits[t]
+        self.stored_by[t] = region
+
+    def _host(self, t: int) -> int | None:
+        """A region whose loop nest can store the free output ``t`` as well."""
+        dim = self.graph.tensors[t].dim
+        for r, d in enumerate(self.drafts):
+            same = d.space == dim
+            fits = same or (d.kind == "pointwise" and _broadcasts(dim, d.space))
+            if d.kind == "matmul" or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
+                continue
+            shares = bool(set(self._memory_behind((t,))) & set(self._memory_behind(self._wanted(d))))
+            if (shares or (same and d.kind == "pointwise")) and self._may_join(r, (t,)):
+                return r
+        return None
+
+    # -- result ---------------------------------------------------------------------------------------------------------------------------
+    def _wanted(self, d: _Draft) -> list[int]:
+        """Tensors whose values the region must have: what it stores and what its anchors read."""
+        inputs = [t for a in (*d.anchors, *d.epilogue_reductions) for t in self.graph.nodes[a].input_ids]
+        return [*d.stores, *inputs]
+
+    def _memory_behind(self, tensors: Iterable[int], region: int | None = None) -> dict[int, None]:
+        reads, _ = self._walk(tensors, region)
+        return reads
+
+    def _walk(self, tensors: Iterable[int], region: int | None) -> tuple[dict[int, None], set[int]]:
+        """Tensors read from memory and nodes calculated to have ``tensors`` (in ``region``)."""
+        reads: dict[int, None] = {}
+        nodes: set[int] = set()
+        seen: set[int] = set()
+        todo = list(tensors)[::-1]
+        while todo:
+            t = todo.pop()
+            if t in seen:
+                continue
+            seen.add(t)
+            node = self.graph.producer.get(t)
+            own = self.stored_by.get(t, region) == region
+            if node is None or (not own and not self.cone.get(t)):
+                reads[t] = None
+            else:
+                nodes.add(node)
+                todo.extend(reversed(self.graph.nodes[node].input_ids))
+        return reads, nodes
+
+    def _finish(self) -> Partition:
+        order = list(graphlib.TopologicalSorter({r: sorted(d.before) for r, d in enumerate(self.drafts)}).static_order())
+        regions = []
+        for r in order:
+            d = self.drafts[r]
+            reads, nodes = self._walk(self._wanted(d), r)
+            regions.append(Region(d.kind, d.space, tuple(d.anchors), tuple(sorted(nodes)), tuple(reads), tuple(d.stores), tuple(d.epilogue_reductions)))
+        materialized = tuple(t for t in self.stored_by if self.graph.tensors[t].virtual)
+        return Partition(tuple(regions), materialized, tuple(dict.fromkeys(self.notes)))
+
+
+def _broadcasts(dim: Dims, space: Dims) -> bool:
+    """Whether ``dim`` broadcasts (right-aligned) to ``space`` without being larger anywhere."""
+    return len(dim) <= len(space) and all(d in (1, s) for d, s in zip(reversed(dim), reversed(space), strict=False))
