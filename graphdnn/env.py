@@ -40,7 +40,12 @@ class Switch(Generic[T]):
             value = parse(text)
             if value is None:
                 raise ValidationError(
-                    explain(f"environment variable {name} has an unknown value", expected=self.allowed, found=repr(text), fix=f"unset {name} or give it one of these values")
+                    explain(
+                        f"environment variable {name} has an unknown value",
+                        expected=self.allowed,
+                        found=repr(text),
+                        fix=f"unset {name} or give it one of these values",
+                    )
                 )
             return value
         return self.default()
@@ -70,12 +75,14 @@ def _threads(text: str) -> int | None:
 
 
 def _device(text: str) -> str | None:
-    kind, _, index = text.lower().partition(":")
-    if kind == "cuda" and (not index or index.isdecimal()):
-        return text.lower()
-    described = kind.removeprefix("sm_").removesuffix("a")
-    known = kind in ("cpu", "cudasim") or (kind.startswith("sm_") and described.isdecimal())
-    return text.lower() if known and not index else None
+    from graphdnn.device import known_archs
+
+    low = text.lower()
+    kind, colon, rest = low.partition(":")
+    arch = rest if kind == "cudasim" and colon else low
+    if arch in ("cpu", "cuda", "cudasim", "sm_90", *known_archs()) and (arch == low or arch.startswith("sm_")):
+        return low
+    return low if kind == "cuda" and rest.isdecimal() else None
 
 
 def _default_threads() -> int:
@@ -99,13 +106,21 @@ def _default_cache_dir() -> Path:
 device: Switch[str | None] = Switch(
     "GRAPHDNN_DEVICE",
     "device of graphs that say nothing of a device",
-    "cpu, cuda, cuda:<index>, cudasim, or a described device such as sm_80 or sm_90",
+    "cpu, cuda, cuda:<index>, cudasim, cudasim:<architecture>, or a described device such as sm_80 or sm_90",
     _device,
     lambda: None,
 )
-cache_dir: Switch[Path] = Switch("GRAPHDNN_CACHE_DIR", "folder of the kernel cache; default $XDG_CACHE_HOME/graphdnn or ~/.cache/graphdnn", "a path", Path, _default_cache_dir)
+cache_dir: Switch[Path] = Switch(
+    "GRAPHDNN_CACHE_DIR", "folder of the kernel cache; default $XDG_CACHE_HOME/graphdnn or ~/.cache/graphdnn", "a path", Path, _default_cache_dir
+)
 cache: Switch[bool] = Switch("GRAPHDNN_CACHE", "0: compiled kernels are kept in memory only", "0 or 1", _flag, lambda: True)
-num_threads: Switch[int] = Switch("GRAPHDNN_NUM_THREADS", "threads of the CPU target; default: the CPUs this process may use", "an integer from 1 to 4096", _threads, _default_threads)
+num_threads: Switch[int] = Switch(
+    "GRAPHDNN_NUM_THREADS",
+    "threads of the CPU target; default: the CPUs this process may use",
+    "an integer from 1 to 4096",
+    _threads,
+    _default_threads,
+)
 log_level: Switch[str] = Switch(
     "GRAPHDNN_LOG",
     "lowest severity that is logged; info writes the JSON text of every graph that is built",
@@ -114,7 +129,9 @@ log_level: Switch[str] = Switch(
     lambda: "off",
     (("CUDNN_FRONTEND_LOG_INFO", _level_of_flag),),
 )
-log_file: Switch[str] = Switch("GRAPHDNN_LOG_FILE", "where the log goes", "stdout, stderr or a path", str, lambda: "stderr", (("CUDNN_FRONTEND_LOG_FILE", str),))
+log_file: Switch[str] = Switch(
+    "GRAPHDNN_LOG_FILE", "where the log goes", "stdout, stderr or a path", str, lambda: "stderr", (("CUDNN_FRONTEND_LOG_FILE", str),)
+)
 lineinfo: Switch[bool] = Switch("GRAPHDNN_LINEINFO", "1: kernels carry line information for profilers and debuggers", "0 or 1", _flag, lambda: False)
 nvtx: Switch[bool] = Switch("GRAPHDNN_NVTX", "1: every execute is an NVTX range named after the plan", "0 or 1", _flag, lambda: False)
 

@@ -35,7 +35,11 @@ def _write(line: str) -> None:
                 file.write(line + "\n")
         except OSError as error:
             raise ValidationError(
-                explain("the log file of GRAPHDNN_LOG_FILE cannot be written", expected="stdout, stderr or a writable path", found=f"{place} ({error.strerror})")
+                explain(
+                    "the log file of GRAPHDNN_LOG_FILE cannot be written",
+                    expected="stdout, stderr or a writable path",
+                    found=f"{place} ({error.strerror})",
+                )
             ) from error
 
 
