@@ -1,0 +1,73 @@
+"""Every example runs, is short, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, *arguments: str, **environment: str) -> str:
+    """Standard output of an example, run as a user would, with a cold cache of its own where the example sets none."""
+    result = subprocess.run(
+        [sys.executable, str(next(EXAMPLES.glob(f"{name}_*.py"))), *arguments], capture_output=True, text=True, env=os.environ | environment, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, f"no {pattern!r} in:\n{text}"
+    return float(found[1])
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_under_80_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 80
+
+
+def test_fp8_training_epilogue() -> None:
+    out = run("01")
+    assert number(r"kernels +(\d+) ", out) == 1
+    assert number(r"(\d+)% less than unfused", out) > 50
+    assert number(r"y: (\S+),", out) < 1e-5 and number(r"amax: (\S+) ", out) < 1e-5
+    assert number(r"first build +(\S+) s, cold", out) <= 3.0
+    assert number(r"second process +(\S+) s", out) <= 0.15
+    assert "numba not imported" in out
+
+
+def test_from_cudnn_script() -> None:
+    out = run("02")
+    for label in ("numpy fp32", "torch fp32", "numpy bf16", "torch bf16", "numpy fp16", "torch fp16"):
+        assert f"{label}  plan 0: error" in out
+    lines = (EXAMPLES / "02_from_cudnn_script.py").read_text().splitlines()
+    assert [line for line in lines if "graphdnn" in line and "import" in line and not line.startswith(("A ", "The "))] == ["import graphdnn as cudnn"]
+
+
+def test_explain_and_draw(tmp_path: Path) -> None:
+    out = run("03", str(tmp_path))
+    svg = (tmp_path / "softmax.svg").read_text(encoding="utf-8")
+    assert svg.lstrip().startswith(("<svg", "<?xml")) and "normalize" in svg and "row_max" in svg
+    assert "row_max" in out
+
+
+def test_compile_for_hopper(tmp_path: Path) -> None:
+    out = run("04", str(tmp_path / "plan"))
+    assert "PTX: target sm_90a" in out
+    assert ", 0 bytes spilled" in out
+    assert "0 on local memory, 0 in double precision" in out
+    assert number(r"SASS: (\d+) instructions", out) > 10
+    assert (tmp_path / "plan").stat().st_size > 1000
+
+
+def test_serialize_and_reload() -> None:
+    out = run("05")
+    assert "by process 2, numba not imported" in out
+    assert number(r"error against float64 (\S+)", out) < 1e-6
