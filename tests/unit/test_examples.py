@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, *arguments: str, **environment: str) -> str:
-    """Standard output of an example, run as a user would, with a cold cache of its own where the example sets none."""
-    result = subprocess.run(
-        [sys.executable, str(next(EXAMPLES.glob(f"{name}_*.py"))), *arguments], capture_output=True, text=True, env=os.environ | environment, timeout=300
-    )
+def run(name: str, *arguments: str) -> str:
+    """Standard output of an example, run as a user would."""
+    program = str(next(EXAMPLES.glob(f"{name}_*.py")))
+    result = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
