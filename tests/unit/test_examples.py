@@ -17,7 +17,8 @@ EXAMPLES = ROOT / "examples"
 def run(name: str, *arguments: str) -> str:
     """Standard output of an example, run as a user would."""
     program = str(next(EXAMPLES.glob(f"{name}_*.py")))
-    result = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, env=environment, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
