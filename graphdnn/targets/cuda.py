@@ -1,0 +1,178 @@
+"""The CUDA target: rendered text -> numba.cuda -> PTX -> ptxas -> cubin, with no driver and no GPU; loaded and launched through the driver.
+
+``compile`` imports numba; ``load`` and the executable import neither numba nor a compiler, so that a stored plan runs where only the driver is.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from graphdnn import env
+from graphdnn.codegen.spec import Binary, Param, PointerParam, Recipe, Source
+from graphdnn.device import split_arch
+from graphdnn.errors import BuildError, explain
+from graphdnn.targets import cuda_toolchain as toolchain
+from graphdnn.targets.base import Executable, Target
+
+# numba has one compiler lock; taking ours first keeps the change of the warning filters to one thread at a time.
+_compile_lock = threading.Lock()
+
+
+class CudaTarget(Target):
+    """NVIDIA GPUs of one architecture. ``index``: the device that plans are loaded on; -1: the one that is current when they are loaded."""
+
+    name = "cuda"
+
+    def __init__(self, arch: str, index: int = -1) -> None:
+        """Raises ValidationError for a text that is not an architecture."""
+        split_arch(arch)
+        self.arch = arch
+        self.index = index
+
+    def toolchain_key(self) -> str:
+        """Architecture, versions of numba-cuda, numba, llvmlite, libNVVM and ptxas ("none" where not installed), and the line information switch."""
+        return toolchain.key(self.arch)
+
+    def compile(self, source: Source) -> Binary:
+        """Cubin of one kernel; needs no driver.
+
+        ``facts``: arch, registers, shared_bytes (of a block, static and dynamic), static_shared_bytes, spill_stores, spill_loads, spill_bytes,
+        stack_bytes (a thread), ptxas (version), compile_seconds. ``texts``: "ptx". Raises BuildError that names the package to install, or carries
+        the compiler's message.
+        """
+        started = time.perf_counter()
+        lineinfo = env.lineinfo()
+        ptx = _finish_ptx(_numba_ptx(source, self.arch, lineinfo), source)
+        made = toolchain.assemble(ptx, self.arch, source.entry, lineinfo)
+        facts = {
+            "arch": self.arch,
+            "registers": made.registers,
+            "shared_bytes": max(made.static_shared_bytes, source.spec.shared_bytes),
+            "static_shared_bytes": made.static_shared_bytes,
+            "spill_stores": made.spill_stores,
+            "spill_loads": made.spill_loads,
+            "spill_bytes": made.spill_stores + made.spill_loads,
+            "stack_bytes": made.stack_bytes,
+            "ptxas": made.ptxas,
+            "compile_seconds": round(time.perf_counter() - started, 3),
+        }
+        return Binary(source.entry, made.cubin, facts, {"ptx": ptx})
+
+    def load(self, recipe: Recipe, binaries: Sequence[Binary]) -> Executable:
+        """Load on the target's device. Raises ExecutionError without a driver or GPU, or on a GPU of another architecture."""
+        from graphdnn.targets.cuda_launch import CudaExecutable
+
+        return CudaExecutable(recipe, binaries, self.arch, self.index)
+
+    def sass(self, binary: Binary) -> str:
+        """Machine code of a binary as text. Raises BuildError without cuobjdump."""
+        return toolchain.disassemble(binary.code)
+
+
+def _numba_ptx(source: Source, arch: str, lineinfo: bool) -> str:
+    """PTX as numba prints it."""
+    if find_spec("numba_cuda") is None:
+        raise BuildError(
+            explain(
+                "the CUDA compiler is not installed", expected="package numba-cuda", found="none", fix=f"{toolchain.INSTALL}, or use device='cpu'"
+            )
+        )
+    from numba.core import config
+
+    if config.ENABLE_CUDASIM:
+        raise BuildError(
+            explain(
+                "numba.cuda cannot compile",
+                expected="NUMBA_ENABLE_CUDASIM unset",
+                found="NUMBA_ENABLE_CUDASIM=1",
+                fix="unset it; device='cudasim' is graphdnn's own simulator",
+            )
+        )
+    from numba import cuda, types
+    from numba.core.errors import NumbaWarning
+    from numba.cuda.core.errors import NumbaWarning as NumbaCudaWarning
+
+    spec = source.spec
+    major, minor, suffix = split_arch(arch)
+    with _compile_lock, warnings.catch_warnings():
+        # Advice about the style of a kernel helps its author; this text has none.
+        for category in (NumbaWarning, NumbaCudaWarning):
+            warnings.simplefilter("ignore", category)
+        try:
+            signature = types.void(*(_numba_type(types, p) for p in spec.params))
+            ptx, _ = cuda.compile(
+                _function(source, lineinfo),
+                signature,
+                device=False,
+                abi="numba",
+                cc=(major, minor, suffix) if suffix else (major, minor),
+                launch_bounds=(spec.block, spec.min_blocks or 1),
+                output="ptx",
+                opt=3,
+                lineinfo=lineinfo,
+            )
+        except BuildError:
+            raise
+        except Exception as exc:  # whatever numba, llvmlite or libNVVM raise: the text is ours, so all of them mean that the build failed
+            raise _compiler_error(source, arch, exc) from exc
+    return str(ptx)
+
+
+def _compiler_error(source: Source, arch: str, exc: Exception) -> BuildError:
+    missing = isinstance(exc, ImportError | OSError) or type(exc).__name__ in ("NvvmSupportError", "DynamicLibNotFoundError")
+    return BuildError(
+        explain(
+            f"kernel '{source.entry}' could not be compiled for {arch}",
+            found=f"{type(exc).__name__}: {str(exc)[:4000]}",
+            fix=toolchain.INSTALL if missing else None,
+        )
+    )
+
+
+def _numba_type(types: Any, param: Param) -> Any:
+    if isinstance(param, PointerParam):
+        return types.CPointer(getattr(types, param.storage))
+    return getattr(types, param.type)
+
+
+def _function(source: Source, lineinfo: bool) -> Callable[..., None]:
+    """The Python function of the text, with its lines known to tracebacks and to numba's messages."""
+    from graphdnn import intrinsics
+
+    name = _text_file(source) if lineinfo else f"<graphdnn {source.entry}>"
+    linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = dict(intrinsics.namespace("cuda"))
+    exec(compile(source.text, name, "exec"), namespace)
+    function: Callable[..., None] = namespace[source.entry]
+    return function
+
+
+def _text_file(source: Source) -> str:
+    """Path of a file with the text, which a profiler opens to show lines; only a name if the cache folder cannot be written."""
+    path = env.cache_dir() / "lineinfo" / f"{source.entry}.py"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.text)
+    except OSError:
+        return path.name
+    return str(path)
+
+
+def _finish_ptx(ptx: str, source: Source) -> str:
+    """Every change to numba's PTX, in order: the entry gets its stable name, and numba's environment variable, which nothing reads, goes.
+
+    Both carry a count of what the process compiled before, so equal kernels would differ. A kind of parameter that numba cannot declare (a TMA
+    descriptor by value) is declared as integers and rewritten here.
+    """
+    found = re.search(r"\.entry\s+([\w$]+)\s*\(", ptx)
+    if found is None:
+        raise BuildError(explain(f"no entry in the PTX of kernel '{source.entry}'", expected="one .entry", found=ptx[:500]))
+    ptx = ptx.replace(found[1], source.entry)
+    return re.sub(r"^\.common \.global .*NumbaEnv.*;\n", "", ptx, flags=re.MULTILINE)

@@ -1,0 +1,304 @@
+"""A loaded recipe on a GPU: launch arguments packed once, addresses patched for each call.
+
+All values that differ from call to call (addresses, by-value scalars) lie in one block of 8-byte slots; a launch holds pointers to its slots. So a
+call is one ``struct.pack_into`` and one driver call for each step. A block in use belongs to one call: it is taken from a free list and given back
+(list.pop and list.append are atomic), which serves threads, streams and a call made inside a call by a signal handler. The driver copies the
+arguments during the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from graphdnn import _libcuda
+from graphdnn.codegen.spec import Binary, Buffer, Constant, KernelSpec, Launch, Memset, Panels, PointerParam, Recipe, TensorScalar
+from graphdnn.errors import ExecutionError, explain
+from graphdnn.targets.base import Executable
+from graphdnn.targets.cuda_driver import load_function, primary_context, resolve_device
+
+_FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
+_MAX_GRID = 2**31 - 1
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig. One pointer to it in place of nine arguments halves what ctypes does for a launch; it also has room for clusters."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Order of the values in a block: plain tensors, offset tensors, workspace parts, scalars."""
+
+    tensors: tuple[int, ...]
+    offset_tensors: tuple[tuple[int, int], ...]
+    workspace: tuple[int, ...]
+    scalars: tuple[tuple[int, str], ...]
+
+    def position(self, arg: Buffer | TensorScalar, type: str) -> int:
+        """Slot number of an argument."""
+        if isinstance(arg, TensorScalar):
+            return len(self.tensors) + len(self.offset_tensors) + len(self.workspace) + self.scalars.index((arg.index, type))
+        if arg.kind == "workspace":
+            return len(self.tensors) + len(self.offset_tensors) + self.workspace.index(arg.offset)
+        if arg.offset:
+            return len(self.tensors) + self.offset_tensors.index((arg.index, arg.offset))
+        return self.tensors.index(arg.index)
+
+    @property
+    def layout(self) -> struct.Struct:
+        """How the block is packed: 8 bytes a slot."""
+        pointers = len(self.tensors) + len(self.offset_tensors) + len(self.workspace)
+        return struct.Struct("<" + "Q" * pointers + "".join(_FORMATS[type] for _, type in self.scalars))
+
+
+class _Block:
+    """Slots and everything that points into them; used by one call at a time."""
+
+    __slots__ = ("_stream", "_stream_value", "address", "buffer", "calls", "configs", "context", "context_ref", "keep")
+
+    def __init__(self, size: int) -> None:
+        self.buffer = ctypes.create_string_buffer(max(size, 8))
+        self.address = ctypes.addressof(self.buffer)
+        self.context = ctypes.c_uint64()
+        self.context_ref = ctypes.byref(self.context)
+        self.configs: list[_LaunchConfig] = []
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+        self.keep: list[Any] = []
+        self._stream_value = 0
+        self._stream = ctypes.c_void_p(0)
+
+    @property
+    def stream(self) -> ctypes.c_void_p:
+        """The stream as an argument that follows ``set_stream``."""
+        return self._stream
+
+    def set_stream(self, stream: int) -> None:
+        """Let the next calls go to ``stream``; cheap where it is the one of the call before."""
+        if stream != self._stream_value:
+            self._stream.value = stream
+            for config in self.configs:
+                config.stream = stream
+            self._stream_value = stream
+
+
+class CudaExecutable(Executable):
+    """Runs the steps on one device, on the stream of each call."""
+
+    def __init__(self, recipe: Recipe, binaries: Sequence[Binary], arch: str, index: int) -> None:
+        """Load every kernel. Raises ExecutionError without a driver or GPU, on the wrong architecture, or for damaged code."""
+        self._check(recipe, binaries)
+        self._driver = _libcuda.driver()
+        self.device = resolve_device(arch, index)
+        self._context = primary_context(self.device)
+        self._recipe = recipe
+        self._names = [b.entry for b in binaries]
+        self._dynamic = [max(0, s.shared_bytes - int(b.facts.get("static_shared_bytes", 0))) for s, b in zip(recipe.kernels, binaries, strict=True)]
+        self._functions = [load_function(self.device, b.code, b.entry, d) for b, d in zip(binaries, self._dynamic, strict=True)]
+        self._steps = tuple(s for s in recipe.steps if (s.grid if isinstance(s, Launch) else isinstance(s, Memset) and s.nbytes))
+        self._slots = _collect(self._steps, recipe.kernels)
+        self._layout = self._slots.layout
+        self._tensors = _getter(self._slots.tensors)
+        self._constants = _Constants()
+        self._launch = self._driver.function("cuLaunchKernelEx")
+        self._memset = self._driver.function("cuMemsetD8Async")
+        self._current = self._driver.new_function("cuCtxGetCurrent")
+        self._free: list[_Block] = [self._new_block()]
+
+    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
+        """Enqueue the steps on ``stream``, a CUstream handle (0: the legacy default stream); never synchronizes.
+
+        Makes the device's primary context current for the call if the thread has another one or none. Raises ExecutionError for a missing address
+        or scalar, in a process forked after CUDA was started, and for what the driver reports (a fault of an earlier kernel among others).
+        """
+        if _libcuda.forked:
+            raise _libcuda.fork_error()
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = self._new_block()
+        try:
+            values = self._values(pointers, scalars, workspace)
+            try:
+                self._layout.pack_into(block.buffer, 0, *values)
+            except (struct.error, OverflowError, TypeError):
+                self._patch_checked(block, values)
+            block.set_stream(stream)
+            if self._current(block.context_ref) == 0 and block.context.value == self._context:
+                self._enqueue(block, stream)
+            else:
+                self._driver.call("cuCtxPushCurrent_v2", self._context)
+                try:
+                    self._enqueue(block, stream)
+                finally:
+                    self._driver.handle("cuCtxPopCurrent_v2")
+        finally:
+            self._free.append(block)
+
+    def _enqueue(self, block: _Block, stream: int) -> None:
+        for number, (function, args) in enumerate(block.calls):
+            result = function(*args)
+            if result:
+                raise self._driver.error(result, self._describe(number, stream))
+
+    def _values(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> tuple[Any, ...]:
+        """This call's values in the order of the slots."""
+        slots = self._slots
+        try:
+            values: tuple[Any, ...] = self._tensors(pointers)
+            if slots.offset_tensors:
+                values += tuple([pointers[i] + offset for i, offset in slots.offset_tensors])
+            if slots.workspace:
+                values += tuple([workspace + offset for offset in slots.workspace])
+            if slots.scalars:
+                values += tuple([scalars[i] for i, _ in slots.scalars])
+        except KeyError as exc:
+            what = "address" if exc.args[0] in (*slots.tensors, *(i for i, _ in slots.offset_tensors)) else "by-value scalar"
+            raise ExecutionError(
+                explain(f"tensor {exc.args[0]} has no {what}", expected=f"the {what} of every tensor that the plan reads or writes")
+            ) from None
+        return values
+
+    def _patch_checked(self, block: _Block, values: tuple[Any, ...]) -> None:
+        """What ``pack_into`` refuses: a double beyond float32 becomes an infinity as in a cast; anything else is an error that names the tensor."""
+        count = len(values) - len(self._slots.scalars)
+        try:
+            struct.pack_into("<" + "Q" * count, block.buffer, 0, *values[:count])
+        except (struct.error, OverflowError, TypeError):
+            raise ExecutionError(
+                explain("an address is not an address", expected="integers from 0 to 2**64 - 1", found=repr(values[:count]))
+            ) from None
+        for number, (tensor, type) in enumerate(self._slots.scalars):
+            value = values[count + number]
+            at = 8 * (count + number)
+            try:
+                struct.pack_into("8s", block.buffer, at, _bits(value, type))
+            except (struct.error, OverflowError, TypeError, ValueError):
+                raise ExecutionError(
+                    explain("a by-value scalar does not fit its type", tensor=str(tensor), expected=type, found=repr(value))
+                ) from None
+
+    def _new_block(self) -> _Block:
+        block = _Block(self._layout.size)
+        for step in self._steps:
+            if isinstance(step, Memset):
+                slot = ctypes.c_uint64.from_address(block.address + 8 * self._slots.position(step.buffer, ""))
+                block.calls.append((self._memset, (slot, step.value, step.nbytes, block.stream)))
+            elif isinstance(step, Launch):
+                block.calls.append((self._launch, self._prepare(step, block)))
+        return block
+
+    def _prepare(self, step: Launch, block: _Block) -> tuple[int, int, int, None]:
+        """Arguments of cuLaunchKernelEx for a launch whose parameters lie in ``block``."""
+        spec = self._recipe.kernels[step.kernel]
+        addresses = [
+            self._constants.address(arg, param)
+            if isinstance(arg, Constant)
+            else block.address + 8 * self._slots.position(arg, getattr(param, "type", ""))
+            for arg, param in zip(step.args, spec.params, strict=True)
+        ]
+        parameters = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+        config = _LaunchConfig((step.grid, 1, 1), (spec.block, 1, 1), self._dynamic[step.kernel], 0, None, 0)
+        block.configs.append(config)
+        block.keep.append(parameters)
+        return ctypes.addressof(config), self._functions[step.kernel], ctypes.addressof(parameters), None
+
+    def _describe(self, number: int, stream: int) -> str:
+        step = self._steps[number]
+        what = f"kernel '{self._names[step.kernel]}' (grid {step.grid})" if isinstance(step, Launch) else "a memset"
+        return f"step {number} of the plan, {what}, on cuda:{self.device}, stream {stream:#x}"
+
+    @staticmethod
+    def _check(recipe: Recipe, binaries: Sequence[Binary]) -> None:
+        """Refuse a recipe that the launches would read wrongly; such a recipe comes from a damaged or foreign file."""
+        if len(binaries) != len(recipe.kernels):
+            raise ExecutionError(explain("the plan has not one binary a kernel", expected=len(recipe.kernels), found=len(binaries)))
+        for number, step in enumerate(recipe.steps):
+            if isinstance(step, Panels):
+                raise ExecutionError(explain(f"step {number} of the plan runs on a CPU only", expected="Launch or Memset", found="Panels"))
+            if isinstance(step, Launch):
+                _check_launch(number, step, recipe.kernels)
+
+
+def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> None:
+    rule, expected, found = f"step {number} of the plan cannot be launched", "", ""
+    if not 0 <= step.kernel < len(kernels):
+        raise ExecutionError(explain(rule, expected=f"a kernel below {len(kernels)}", found=step.kernel))
+    spec = kernels[step.kernel]
+    if not 0 <= step.grid <= _MAX_GRID:
+        expected, found = f"a grid from 0 to {_MAX_GRID} blocks", str(step.grid)
+    elif not 1 <= spec.block <= 1024:
+        expected, found = "1 to 1024 threads a block", str(spec.block)
+    elif len(step.args) != len(spec.params):
+        expected, found = f"{len(spec.params)} arguments", str(len(step.args))
+    for arg, param in zip(step.args, spec.params, strict=False):
+        if isinstance(param, PointerParam) != isinstance(arg, Buffer):
+            expected, found = f"a {type(param).__name__} for parameter {param.name}", repr(arg)
+    if expected:
+        raise ExecutionError(explain(f"{rule}: kernel '{spec.name}'", expected=expected, found=found))
+
+
+class _Constants:
+    """Numbers known at build, each in memory of its own that every block shares; only read after the load."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Any] = {}
+
+    def address(self, arg: Constant, param: Any) -> int:
+        """Address of the constant in the type of its parameter."""
+        bits = _bits(arg.value, param.type)
+        memory = self._kept.setdefault(bits, ctypes.create_string_buffer(bits, 8))
+        return ctypes.addressof(memory)
+
+
+def _bits(value: float | int, type: str) -> bytes:
+    """8 bytes that hold ``value`` as ``type``; a double beyond float32 becomes an infinity, as in a cast."""
+    if type == "float32":
+        return bytes(ctypes.c_float(float(value))).ljust(8, b"\0")
+    return struct.pack("<" + _FORMATS[type], float(value) if type == "float64" else int(value))
+
+
+def _collect(steps: Sequence[Any], kernels: Sequence[KernelSpec]) -> _Slots:
+    """Every distinct value that the steps take from a call."""
+    tensors: dict[int, None] = {}
+    offset_tensors: dict[tuple[int, int], None] = {}
+    workspace: dict[int, None] = {}
+    scalars: dict[tuple[int, str], None] = {}
+    for step in steps:
+        pairs = (
+            [(step.buffer, "")]
+            if isinstance(step, Memset)
+            else [(a, getattr(p, "type", "")) for a, p in zip(step.args, kernels[step.kernel].params, strict=True)]
+        )
+        for arg, type in pairs:
+            if isinstance(arg, TensorScalar):
+                scalars[(arg.index, type)] = None
+            elif isinstance(arg, Buffer) and arg.kind == "workspace":
+                workspace[arg.offset] = None
+            elif isinstance(arg, Buffer) and arg.offset:
+                offset_tensors[(arg.index, arg.offset)] = None
+            elif isinstance(arg, Buffer):
+                tensors[arg.index] = None
+    return _Slots(tuple(tensors), tuple(offset_tensors), tuple(workspace), tuple(scalars))
+
+
+def _getter(ids: tuple[int, ...]) -> Callable[[Mapping[int, int]], tuple[int, ...]]:
+    """Fetches the addresses of ``ids`` as a tuple, in C where there are several."""
+    if not ids:
+        return lambda pointers: ()
+    if len(ids) == 1:
+        first = ids[0]
+        return lambda pointers: (pointers[first],)
+    return itemgetter(*ids)
