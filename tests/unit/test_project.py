@@ -38,6 +38,7 @@ ALLOWED = dict.fromkeys(LEAVES, LEAVES) | {
     "inspection": PLANS,
     "plans": PLANS,
     "frontend": FRONTEND,
+    "datatypes": FRONTEND,
     "__init__": FRONTEND,
     "cli": FRONTEND | {"__init__"},
 }
