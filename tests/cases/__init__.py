@@ -1,0 +1,1 @@
+"""Inputs that broke other products: one test per case."""

@@ -1,0 +1,1 @@
+"""Every op, dtype and layout against the float64 reference, on every target."""

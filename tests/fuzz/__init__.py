@@ -1,0 +1,1 @@
+"""Seeded random graphs against the float64 reference."""

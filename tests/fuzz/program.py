@@ -1,0 +1,173 @@
+"""A graph as JSON-able data: what the generator makes, the harness builds, the shrinker edits and a failing seed prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import graphdnn
+from graphdnn.dtypes import data_type
+from tests.helpers import Data, Outcome, check_graph
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor the user declares. ``mode``: buffer, by_value (a number in the pack), runtime (``tensor_scalar`` with a stored value) or constant
+    (compile time). ``offset``: elements between an aligned address and the tensor. ``alignment``: bytes to declare, 0 keeps the default."""
+
+    name: str
+    dim: Dims
+    stride: Dims
+    dtype: str
+    mode: str = "buffer"
+    offset: int = 0
+    alignment: int = 0
+    value: float | int = 0
+    data: Data = field(default_factory=Data)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of a pygraph method. ``args``: names of tensors, or numbers, in the order of the method's operands. ``out_*``: what is set on the
+    result (dtype None, dim None, stride None: left to inference)."""
+
+    method: str
+    args: tuple[str | float | int, ...]
+    out: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    compute: str | None = None
+    out_dtype: str | None = None
+    out_dim: Dims | None = None
+    out_stride: Dims | None = None
+    out_offset: int = 0
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Inputs, ops in order, and the graph's default data types (None: not set). ``expect``: (dims, strides) that inference must give, by name."""
+
+    inputs: tuple[Input, ...]
+    ops: tuple[Op, ...]
+    io: str | None = "FLOAT"
+    intermediate: str | None = None
+    compute: str | None = None
+    seed: int = 0
+    binding: str = "numpy"
+    expect: dict[str, tuple[Dims, Dims]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Text that :meth:`from_json` reads back."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Program:
+        """Inverse of :meth:`to_json`."""
+        raw = json.loads(text)
+        inputs = tuple(Input(**{**i, "dim": tuple(i["dim"]), "stride": tuple(i["stride"]), "data": Data(**i["data"])}) for i in raw.pop("inputs"))
+        ops = tuple(Op(**{**o, "args": tuple(o["args"]), "out_dim": _dims(o["out_dim"]), "out_stride": _dims(o["out_stride"])}) for o in raw.pop("ops"))
+        expect = {k: (tuple(d), tuple(s)) for k, (d, s) in raw.pop("expect").items()}
+        return Program(inputs=inputs, ops=ops, expect=expect, **raw)
+
+    def without_expectations(self) -> Program:
+        """For edited programs, whose shapes may differ."""
+        return replace(self, expect={})
+
+
+def _dims(value: list[int] | None) -> Dims | None:
+    return None if value is None else tuple(value)
+
+
+def _dtype(name: str | None) -> data_type:
+    return data_type.NOT_SET if name is None else data_type[name]
+
+
+def declare(program: Program, graph: Any) -> dict[str, Any]:
+    """Declare everything on ``graph``; tensors by name."""
+    tensors: dict[str, Any] = {}
+    for i in program.inputs:
+        if i.mode in ("runtime", "constant"):
+            kind = graphdnn.scalar_type.RUNTIME_PARAM if i.mode == "runtime" else graphdnn.scalar_type.COMPILE_TIME_CONST
+            tensors[i.name] = graph.tensor_scalar(i.value, kind)
+            continue
+        t = graph.tensor(
+            dim=list(i.dim), stride=list(i.stride), data_type=_dtype(i.dtype), is_pass_by_value=i.mode == "by_value", name=i.name
+        )
+        tensors[i.name] = t.set_alignment(i.alignment) if i.alignment else t
+    for op in program.ops:
+        tensors[op.out] = _call(op, graph, tensors)
+    return tensors
+
+
+def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> Any:
+    operands = [tensors[a] if isinstance(a, str) else a for a in op.args]
+    kwargs = dict(op.kwargs)
+    if "mode" in kwargs:
+        kwargs["mode"] = graphdnn.reduction_mode[kwargs["mode"]]
+    if "reshape_mode" in kwargs:
+        kwargs["reshape_mode"] = graphdnn.reshape_mode[kwargs["reshape_mode"]]
+    if "slices" in kwargs:
+        kwargs["slices"] = [slice(*s) for s in kwargs["slices"]]
+    if op.compute is not None:
+        kwargs["compute_data_type"] = data_type[op.compute]
+    method = getattr(graph, op.method)
+    result = method(operands, **kwargs) if op.method == "concatenate" else method(*operands, **kwargs)
+    result.set_name(op.out)
+    if op.out_dtype is not None:
+        result.set_data_type(data_type[op.out_dtype])
+    if op.out_dim is not None:
+        result.set_dim(list(op.out_dim))
+    if op.out_stride is not None:
+        result.set_stride(list(op.out_stride))
+    if op.output:
+        result.set_output(True)
+    return result
+
+
+def check(program: Program, device: str, **options: Any) -> Outcome:
+    """Build and run ``program`` on ``device`` and compare with the reference; AssertionError or the library's own error if it does not hold."""
+    kwargs = {
+        "io_data_type": _dtype(program.io),
+        "intermediate_data_type": _dtype(program.intermediate),
+        "compute_data_type": _dtype(program.compute),
+    }
+    declared: dict[str, Any] = {}
+
+    def build(graph: Any) -> None:
+        declared.update(declare(program, graph))
+
+    def inspect(graph: Any) -> None:
+        for name, (dim, stride) in program.expect.items():
+            found = (tuple(declared[name].get_dim()), tuple(declared[name].get_stride()))
+            assert found == (dim, stride), f"inference of '{name}' gave dims and strides {found}, the rules of the API page give {(dim, stride)}"
+
+    return check_graph(
+        build,
+        device,
+        seed=program.seed,
+        data={i.name: i.data for i in program.inputs},
+        offsets={i.name: i.offset for i in program.inputs} | {o.out: o.out_offset for o in program.ops},
+        values={i.name: i.value for i in program.inputs if i.mode == "by_value"},
+        binding=program.binding,
+        graph=kwargs,
+        after_validate=inspect,
+        **options,
+    )
+
+
+def script(program: Program, device: str, problem: str) -> str:
+    """A Python script that repeats ``program``; the first lines say what it does in API calls."""
+    lines = [f'"""{problem}', "", "The graph:"]
+    for i in program.inputs:
+        where = "" if i.mode == "buffer" else f" {i.mode} value {i.value}"
+        lines.append(f"  {i.name} = tensor(dim={list(i.dim)}, stride={list(i.stride)}, {i.dtype}) offset {i.offset}{where}")
+    for o in program.ops:
+        settings = {"dtype": o.out_dtype, "dim": o.out_dim, "stride": o.out_stride, "compute": o.compute}
+        said = ", ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
+        options = "".join(f", {k}={v}" for k, v in o.kwargs.items())
+        lines.append(f"  {o.out} = {o.method}({', '.join(map(str, o.args))}{options})  {'OUTPUT ' if o.output else ''}{said}")
+    lines += ['"""', "from tests.fuzz.program import Program, check", "", f"PROGRAM = r'''{program.to_json()}'''", f"print(check(Program.from_json(PROGRAM), {device!r}))"]
+    return "\n".join(lines).replace("\\'", "'") + "\n"
