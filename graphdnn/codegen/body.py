@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphdnn.codegen.access import Guard
-from graphdnn.codegen.dialect import IndexWriter, literal
+from graphdnn.codegen.dialect import IndexWriter, literal, to_dtype
 from graphdnn.codegen.spec import Arg, Buffer, Param, PointerParam, ScalarParam, TensorScalar
-from graphdnn.codegen.tape import Assign, Choose, Coordinate, Item, Load, Store, Tape
+from graphdnn.codegen.tape import Assign, Choose, Coordinate, Item, Load, Scalar, Store, Tape
 from graphdnn.dtypes import info
 from graphdnn.ir.index import Linear, Var, bounds, depends, rename
 from graphdnn.ir.index import var as variable
@@ -28,6 +28,14 @@ class Signature:
         self._params: dict[str, Param] = {}
         self._args: list[Arg] = []
         self._names: dict[tuple[str, int], str] = {}
+
+    def empty(self) -> Signature:
+        """A signature of another kernel over the same buffers."""
+        return Signature(self.graph, self._memory)
+
+    def memory_of(self, tensor: int) -> Buffer:
+        """The buffer of a tensor."""
+        return self._memory[tensor]
 
     def pointer(self, tensor: int, written: bool = False) -> str:
         """Parameter name of the buffer of ``tensor``."""
@@ -101,6 +109,9 @@ def item_lines(item: Item, signature: Signature, writer: IndexWriter) -> list[st
     graph = signature.graph
     if isinstance(item, Assign):
         return [f"{item.name} = {item.expr}"]
+    if isinstance(item, Scalar):
+        dtype = graph.tensors[item.tensor].dtype
+        return [f"{item.name} = {to_dtype(signature.scalar(item.tensor), info(dtype).register, dtype)}"]
     if isinstance(item, Coordinate):
         return [f"{item.name} = {item.register}({writer(item.value)})"]
     if isinstance(item, Choose):
@@ -173,7 +184,7 @@ def lanes(tape: Tape, signature: Signature, j: Var, width: int, outer: IndexWrit
             array = f"{'y' if written else 'x'}{len(rows)}"
             rows.append({"array": array, "storage": row.storage, "pointer": signature.pointer(item.tensor, written), "offset": outer(item.offset)})
             result.body.append(f"{array}[l] = {_encoded(graph, item)}" if isinstance(item, Store) else f"{item.name} = {row.decode.format(f'{array}[l]')}")
-        elif isinstance(item, (Load, Coordinate)) and not moving:
+        elif isinstance(item, (Load, Scalar, Coordinate)) and not moving:
             result.setup.extend(item_lines(item, signature, outer))
         else:
             result.body.extend(item_lines(_renamed(item, lane), signature, inner))

@@ -41,6 +41,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Scalar:
+    """name = by-value ``tensor``, rounded to its dtype, in the register type of that."""
+
+    name: str
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
 class Coordinate:
     """name = the logical coordinate ``value``."""
 
@@ -78,7 +86,7 @@ class Store:
     guards: tuple[Guard, ...] = ()
 
 
-Item = Load | Coordinate | Assign | Choose | Store
+Item = Load | Scalar | Coordinate | Assign | Choose | Store
 
 
 def _item_linears(item: Item) -> list[Linear]:
@@ -133,21 +141,19 @@ class Tape:
 
 
 class TapeBuilder:
-    """Builds one tape. ``memory``: tensors that are read from memory; by-value tensors become parameters named by ``scalar``; everything else is
-    calculated from its producer, except the ``bound`` values (an anchor's result), which already have a name at one index."""
+    """Builds one tape. ``memory``: tensors that are read from memory; everything else is calculated from its producer, except the ``bound``
+    values (an anchor's result), which already have a name at one index."""
 
     def __init__(
         self,
         graph: OperationGraph,
         memory: Iterable[int],
-        scalar: Callable[[int], str],
         bound: Mapping[int, tuple[str, Index]] | None = None,
         prefix: str = "v",
     ) -> None:
         self.graph = graph
         self.tape = Tape()
         self._memory = frozenset(memory)
-        self._scalar = scalar
         self._bound = dict(bound or {})
         self._prefix = prefix
         self._values: dict[tuple[int, Index, tuple[Guard, ...]], str] = {}
@@ -180,10 +186,13 @@ class TapeBuilder:
             name, at = self._bound[tensor]
             assert at == index, f"anchor value {tensor} asked for at another index than it has"
             return name
-        if t.constant or (t.by_value and tensor not in self.graph.producer):
+        if t.constant:
             register = info(t.dtype).register
-            expr = literal(t.value if t.value is not None else 0, register) if t.constant else self._scalar(tensor)
-            return self.assign(to_dtype(expr, register, t.dtype), (), tensor)
+            return self.assign(to_dtype(literal(t.value if t.value is not None else 0, register), register, t.dtype), (), tensor)
+        if t.by_value and tensor not in self.graph.producer:
+            name = self._name()
+            self._add(Scalar(name, tensor), tensor)
+            return name
         if tensor in self._memory or tensor not in self.graph.producer:
             name = self._name()
             self._add(Load(name, tensor, offset(index, t.strides), guards), tensor)

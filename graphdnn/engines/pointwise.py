@@ -48,7 +48,7 @@ class Pointwise(Engine):
         if region.kind != "pointwise":
             return reject(f"pointwise: the region has an anchor ({region.kind})")
         status = no_packed_outputs(graph, region)
-        return status and fits(lambda: self._tape(graph, region, Signature(graph, {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)})))
+        return status and fits(lambda: self._tape(graph, region))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":
@@ -63,9 +63,9 @@ class Pointwise(Engine):
             seconds *= {16: 1.0, 4: 1.15, 1: 1.6}[knobs.width] * (1.0 if knobs.block == 256 else 1.01)
         return seconds
 
-    def _tape(self, graph: OperationGraph, region: Region, signature: Signature) -> tuple[tuple[Var, ...], Tape]:
+    def _tape(self, graph: OperationGraph, region: Region) -> tuple[tuple[Var, ...], Tape]:
         loop = variables(region.space)
-        builder = TapeBuilder(graph, region.reads, signature.scalar)
+        builder = TapeBuilder(graph, region.reads)
         for t in sorted(region.stores, key=lambda t: -graph.tensors[t].size):
             store_broadcast(builder, graph, t, loop)
         return loop, builder.tape
@@ -74,7 +74,7 @@ class Pointwise(Engine):
         if math.prod(region.space) == 0:
             return Recipe((), ())
         signature = Signature(graph, memory)
-        loop, tape = self._tape(graph, region, signature)
+        loop, tape = self._tape(graph, region)
         nested, tape, _ = nest(loop, tape, priority(tape, graph))
         build = self._cpu if isinstance(knobs, PointwiseCpu) else self._cuda
         return build(graph, region, knobs, signature, nested or [Var("j", 1)], tape)
@@ -95,6 +95,7 @@ class Pointwise(Engine):
             "first": f"c * {step}" if chunks > 1 else "0",
             "last": f"min(c * {step} + {step}, {j.size})" if chunks > 1 else str(j.size),
             "body": parts.body,
+            "after": [],
         }
         name = entry_name(chain(graph, region), fields, signature.params)
         kernel = KernelSpec("cpu/pointwise.py.j2", name, signature.params, fields)

@@ -38,11 +38,13 @@ def priority(tape: Tape, graph: OperationGraph) -> list[Linear]:
     return [s.offset for s in stores] + [x.offset for x in loads]
 
 
-def nest(loop: Sequence[Var], tape: Tape, by: Sequence[Linear], also: Sequence[Linear] = (), names: str = "i") -> tuple[list[Var], Tape, list[Linear]]:
-    """The smallest loop nest over ``loop``, slowest first, its tape, and the expressions ``also`` in its variables. The fastest is named 'j'."""
+def nest(
+    loop: Sequence[Var], tape: Tape, by: Sequence[Linear], also: Sequence[Linear] = (), names: str = "i", last: str = "j"
+) -> tuple[list[Var], Tape, list[Linear]]:
+    """The smallest loop nest over ``loop``, slowest first, its tape, and the expressions ``also`` in its variables. The fastest is named ``last``."""
     order = ordered(loop, by)
     kept, merged = collapse(order, [*tape.linears(), *also])
-    fresh = [Var(f"{names}{n}", v.size) for n, v in enumerate(kept[:-1])] + [Var("j", v.size) for v in kept[-1:]]
+    fresh = [Var(f"{names}{n}", v.size) for n, v in enumerate(kept[:-1])] + [Var(last, v.size) for v in kept[-1:]]
     mapping = {old: var(new) for old, new in zip(kept, fresh, strict=True)}
 
     def change(e: Linear) -> Linear:

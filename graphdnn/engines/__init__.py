@@ -1,0 +1,17 @@
+"""Engines: one kernel family each. ENGINES is the ordered list; ids are global and stable.
+
+base.py          the contract (check_support / candidates / check / cost / lower), traffic and roofline
+space.py         loop variables and loop nests that the families share
+pointwise.py     0  any DAG of pointwise and movement ops over one space
+reduction.py     1  reductions of one space over the same axes
+matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart, matmul_cpu.py and matmul_cuda.py lower it
+"""
+
+from __future__ import annotations
+
+from graphdnn.engines.base import Engine
+from graphdnn.engines.matmul_simt import MatmulSimt
+from graphdnn.engines.pointwise import Pointwise
+from graphdnn.engines.reduction import Reduction
+
+ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), MatmulSimt())

@@ -1,0 +1,91 @@
+"""Engine ``matmul_simt``: portable matmul of every data type and any strides, with prologue and epilogue tapes and full epilogue reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphdnn.codegen.spec import Buffer, Recipe
+from graphdnn.device import DeviceProps
+from graphdnn.dtypes import info
+from graphdnn.engines import matmul_cpu, matmul_cuda
+from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, no_packed_outputs, roofline
+from graphdnn.engines.matmul_cuda import SimtTile
+from graphdnn.engines.matmul_parts import take_apart
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.regions import Region
+from graphdnn.status import OK, Status, reject
+
+STATIC_SHARED = 48 * 1024
+
+
+@dataclass(frozen=True)
+class PanelCpu(Knobs):
+    """``kib``: size of a result panel, which should stay in cache until its epilogue has run."""
+
+    kib: int = 2048
+
+
+class MatmulSimt(Engine):
+    """See the module."""
+
+    id: ClassVar[int] = 2
+    name: ClassVar[str] = "matmul_simt"
+
+    def _accepts(self, graph: OperationGraph, region: Region) -> Status:
+        if region.kind != "matmul":
+            return reject(f"matmul_simt: the region has no matmul as its anchor ({region.kind})")
+        memory = {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)}
+        status = no_packed_outputs(graph, region)
+        return status and fits(lambda: take_apart(graph, region, memory, False))
+
+    def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
+        if device.kind == "cpu":
+            return (PanelCpu(), PanelCpu(512), PanelCpu(8192))
+        if device.kind == "cudasim":
+            return (SimtTile(8, 8, 4, 2, 2), SimtTile(4, 8, 4, 1, 2))
+        tiles = [SimtTile(128, 64, 16, 8, 4), SimtTile(64, 64, 16, 4, 4), SimtTile(32, 64, 16, 4, 2), SimtTile(32, 32, 16, 2, 2), SimtTile(16, 16, 16, 1, 1)]
+        item = self._item(graph, region)
+        usable = [t for t in tiles if t.shared_bytes(item) <= STATIC_SHARED]
+        return tuple(sorted(usable, key=lambda t: self._cost(graph, region, device, t)))
+
+    def _item(self, graph: OperationGraph, region: Region) -> int:
+        return 8 if info(graph.nodes[region.anchors[0]].compute).register.endswith("64") else 4
+
+    def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
+        if isinstance(knobs, SimtTile) and knobs.shared_bytes(self._item(graph, region)) > STATIC_SHARED:
+            return reject(f"matmul_simt: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory, expected at most {STATIC_SHARED}")
+        return OK
+
+    def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
+        dtype = graph.nodes[region.anchors[0]].compute.name
+        if not isinstance(knobs, SimtTile):
+            distance = {2048: 1.0, 512: 1.05, 8192: 1.1}
+            return roofline(graph, region, device, 0.9, dtype) * distance.get(knobs.kib if isinstance(knobs, PanelCpu) else 0, 1.2)
+        *batch, m, n = graph.tensors[graph.nodes[region.anchors[0]].output_ids[0]].dim
+        tiles = ceil_div(m, knobs.bm) * ceil_div(n, knobs.bn)
+        for b in batch:
+            tiles *= b
+        covered = tiles * knobs.bm * knobs.bn / max(m * n * _product(batch), 1)  # work on tails counts
+        waves = ceil_div(tiles, device.sm_count) / max(tiles / device.sm_count, 1e-9)
+        reuse = 2 * knobs.tm * knobs.tn / (knobs.tm + knobs.tn) / 12  # multiply-adds for each shared-memory read, at most about 1
+        efficiency = min(0.85, 0.25 + reuse)
+        return roofline(graph, region, device, efficiency, dtype) * max(covered, 1.0) * max(waves, 1.0)
+
+    def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
+        parts = take_apart(graph, region, memory, device.kind == "cpu")
+        words, title = chain(graph, region), header(graph, region, knobs)
+        if isinstance(knobs, SimtTile):
+            return matmul_cuda.lower(parts, knobs, words, title)
+        assert isinstance(knobs, PanelCpu)
+        row_bytes = max(parts.n.size, 1) * self._item(graph, region)
+        rows = max(32, knobs.kib * 1024 // row_bytes // 32 * 32)
+        return matmul_cpu.lower(parts, rows, words, title)
+
+
+def _product(values: list[int]) -> int:
+    total = 1
+    for v in values:
+        total *= v
+    return total
