@@ -6,7 +6,6 @@ instruction: they only change the index with which their input is asked for. A v
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -236,12 +235,13 @@ class TapeBuilder:
         row = POINTWISE[node.attr("mode")]
         operands = [self.operand(t, index, register, guards) for t in node.input_ids]
         names = dict(zip("abc", operands, strict=False))
-        names |= {k: _number(node.attr(k, default)) for k, default in row.attrs.items()}
-        if re.search(r"\bindex\b", row.expr):
+        names |= {k: _number(v) for k, v in row.values(dict(node.attrs), node.compute).items()}
+        expr = row.expression(node.compute)
+        if "axis" in row.attrs:
             coordinate = self._name()
             self._add(Coordinate(coordinate, register, index[node.attr("axis", 0) % len(index)]), tensor)
             names["index"] = coordinate
-        text = f"{register}({substitute(row.expr, register, names)})"
+        text = f"{register}({substitute(expr, register, names)})"
         return self.rounded(self.assign(text, tuple(operands), tensor), register, tensor)
 
     def rounded(self, name: str, register: str, tensor: int) -> str:
@@ -255,12 +255,10 @@ class TapeBuilder:
         self._add(Store(tensor, offset(index, self.graph.tensors[tensor].strides), name, guards), tensor)
 
 
-def _number(value: object) -> str:
-    assert isinstance(value, (int, float)), "attributes in expressions are numbers"
-    x = float(value)
-    if x != x:
+def _number(value: float | int) -> str:
+    if value != value:
         return "math.nan"
-    return ("math.inf" if x > 0 else "-math.inf") if x in (float("inf"), float("-inf")) else repr(value)
+    return ("math.inf" if value > 0 else "-math.inf") if value in (float("inf"), float("-inf")) else repr(value)
 
 
 def _always(g: Guard) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Sequence
 
-from graphdnn.dtypes import compute_carrier, data_type, info
+from graphdnn.dtypes import compute_carrier
 from graphdnn.errors import ValidationError, explain
 from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.opgraph import OperationGraph
@@ -75,8 +75,8 @@ def _freeze(t: TensorDecl) -> Tensor:
 
 def _freeze_node(n: NodeDecl, ids: dict[TensorDecl, int]) -> Node:
     compute = compute_carrier(n.compute)
-    if n.op == "POINTWISE" and POINTWISE[n.attrs["mode"]].domain == "float" and info(compute).kind != "f":
-        compute = data_type.FLOAT  # an op that has meaning only on floats, asked for in an integer type
+    if n.op == "POINTWISE":
+        compute = POINTWISE[n.attrs["mode"]].carrier(compute, n.attrs)
     attrs = tuple(sorted((k, _tuples(v)) for k, v in n.attrs.items() if v is not None))
     return Node(n.op, n.name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, compute)
 
