@@ -45,7 +45,7 @@ class Engine(ABC):
             return status
         reasons = []
         for knobs in self._candidates(graph, region, device):
-            status = self.check(graph, region, device, knobs)
+            status = self._check(graph, region, device, knobs)
             if status:
                 return status
             reasons.append(status)
@@ -54,7 +54,9 @@ class Engine(ABC):
     @final
     def candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         """Knob sets that pass ``check``, best guess first."""
-        return tuple(k for k in self._candidates(graph, region, device) if self.check(graph, region, device, k))
+        if not self._accepts(graph, region):
+            return ()
+        return tuple(k for k in self._candidates(graph, region, device) if self._check(graph, region, device, k))
 
     @final
     def check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:

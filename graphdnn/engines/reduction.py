@@ -167,12 +167,14 @@ class Reduction(Engine):
         return OK
 
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
+        """Equal for shapes that fill the device, so that the order of the candidates decides; worse where few blocks would starve it."""
         seconds = roofline(graph, region, device)
+        outputs = max(graph.tensors[graph.nodes[region.anchors[0]].output_ids[0]].size, 1)
         if isinstance(knobs, ReductionCpu):
-            return seconds * (1.0 if knobs == self._candidates(graph, region, device)[0] else 1.5)
+            return seconds * max(1.0, device.cores / (outputs * knobs.split))
         assert isinstance(knobs, ReductionCuda)
-        rank = self._candidates(graph, region, device).index(knobs)
-        return seconds * (1 + 0.1 * rank) + (2e-6 if knobs.split > 1 else 0.0)
+        blocks = ceil_div(outputs, knobs.tx) * knobs.split
+        return seconds * max(1.0, device.sm_count / blocks) + (2e-6 if knobs.split > 1 else 0.0)
 
     # -- taking apart ---------------------------------------------------------------------------------------------------------------------
     def _parts(self, graph: OperationGraph, region: Region, memory: Mapping[int, Buffer], cpu: bool) -> _Parts:
