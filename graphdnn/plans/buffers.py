@@ -1,0 +1,172 @@
+"""What can be known of a buffer that a user hands over: address, element type, bytes that may be touched, and where it lives.
+
+torch and NumPy are asked directly; anything else by ``__cuda_array_interface__`` or DLPack. No framework is imported here: one that the user has
+not imported has no arrays either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from graphdnn.errors import KindError, explain
+
+POINTER, NUMPY, TORCH, OTHER = 1, 2, 3, 4
+KINDS: dict[type, int] = {int: POINTER}
+"""Kind of a value by its exact type, filled as types are met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``room``: bytes from ``pointer`` to the end of the memory that the buffer may reach; None if unknown (a bare address).
+    ``dtype``: NumPy-like name, "" if unknown. ``device``: "cpu", "cuda:0", ... or "" if unknown."""
+
+    pointer: int
+    room: int | None = None
+    dtype: str = ""
+    device: str = ""
+    writable: bool = True
+
+
+def kind_of(value: Any) -> int:
+    """POINTER, NUMPY, TORCH or OTHER. Raises KindError for what is no buffer."""
+    cls = type(value)
+    kind = KINDS.get(cls, 0)
+    if not kind:
+        kind = KINDS[cls] = _classify(value)
+    return kind
+
+
+def _classify(value: Any) -> int:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return TORCH
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return NUMPY
+    scalar = numpy is not None and isinstance(value, numpy.generic)  # its memory is a temporary copy
+    if (isinstance(value, int) and not isinstance(value, bool)) or (numpy is not None and isinstance(value, numpy.integer)):
+        return POINTER
+    if not scalar and any(hasattr(value, a) for a in ("__cuda_array_interface__", "__dlpack__", "__array_interface__")):
+        return OTHER
+    raise KindError(
+        explain(
+            "not a buffer", expected="an array (NumPy, torch, cupy, DLPack, __cuda_array_interface__) or an int address", found=type(value).__name__
+        )
+    )
+
+
+def facts(value: Any) -> Facts:
+    """All that is known of a buffer."""
+    kind = kind_of(value)
+    if kind == POINTER:
+        return Facts(int(value))
+    if kind == NUMPY:
+        return _numpy(value)
+    if kind == TORCH:
+        return _torch(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _interface(value.__cuda_array_interface__, _interface_device(value))
+    if hasattr(value, "__dlpack__"):
+        return _dlpack(value)
+    return _interface(value.__array_interface__, "cpu")
+
+
+def _reach(shape: Any, strides: Any, itemsize: int) -> int:
+    """Bytes from the first element to one past the highest."""
+    if 0 in shape:
+        return 0
+    if strides is None:
+        count = 1
+        for n in shape:
+            count *= n
+        return count * itemsize
+    return int(itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0))
+
+
+def _numpy(value: Any) -> Facts:
+    pointer, read_only = value.__array_interface__["data"]
+    room = value.nbytes if value.flags.c_contiguous else _reach(value.shape, value.strides, value.itemsize)
+    array, owner = sys.modules["numpy"].ndarray, value
+    while isinstance(owner.base, array):
+        owner = owner.base
+    if owner is not value and (owner.flags.c_contiguous or owner.flags.f_contiguous):
+        room = max(room, owner.__array_interface__["data"][0] + owner.nbytes - pointer)
+    return Facts(pointer, room, value.dtype.name, "cpu", not read_only)
+
+
+def _torch(value: Any) -> Facts:
+    try:
+        pointer = value.data_ptr()
+        storage = value.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError) as error:
+        raise KindError(
+            explain("this torch tensor has no memory of its own", expected="a strided tensor on a CPU or CUDA device", found=str(error)[:80])
+        ) from error
+    room = storage - value.storage_offset() * value.element_size()
+    device = str(value.device)
+    return Facts(pointer, room, str(value.dtype).removeprefix("torch."), "cuda:0" if device == "cuda" else device)
+
+
+_LETTERS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "V": "void", "c": "complex"}
+
+
+def _interface(facts: dict[str, Any], device: str) -> Facts:
+    text = facts["typestr"]
+    bits = 8 * int(text[2:])
+    dtype = "bool" if text[1] == "b" else f"{_LETTERS.get(text[1], 'void')}{bits}"
+    pointer, read_only = facts["data"]
+    return Facts(int(pointer or 0), _reach(facts["shape"], facts.get("strides"), bits // 8), dtype, device, not read_only)
+
+
+def _interface_device(value: Any) -> str:
+    """The ordinal where the array tells it (cupy by ``device.id``, others by DLPack); "cuda" where it does not."""
+    index = getattr(getattr(value, "device", None), "id", None)
+    if index is None and hasattr(value, "__dlpack_device__"):
+        index = value.__dlpack_device__()[1]
+    return f"cuda:{index}" if isinstance(index, int) else "cuda"
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_SMALL = {
+    7: "float8_e3m4",
+    8: "float8_e4m3",
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+    17: "float4_e2m1fn",
+}
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_DEVICES = {1: "cpu", 3: "cpu", 11: "cpu"}  # 3 and 11: host memory that CUDA or ROCm has pinned
+
+
+def _dlpack(value: Any) -> Facts:
+    """Facts from the capsule, which is dropped unused: the producer keeps the memory alive as long as ``value`` lives."""
+    where, ordinal = (int(x) for x in value.__dlpack_device__())
+    capsule = value.__dlpack__(stream=-1) if where == 2 else value.__dlpack__()
+    t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    shape = tuple(t.shape[i] for i in range(t.ndim))
+    size = max(1, t.bits * t.lanes // 8)
+    strides = tuple(t.strides[i] * size for i in range(t.ndim)) if t.strides else None
+    dtype = "bool" if t.code == 6 else _SMALL.get(t.code) or f"{_CODES.get(t.code, 'void')}{t.bits * t.lanes}"
+    device = _DEVICES.get(where) or (f"cuda:{ordinal}" if where in (2, 13) else f"DLPack device {where}")
+    return Facts((t.data or 0) + t.byte_offset, _reach(shape, strides, size), dtype, device)

@@ -1,0 +1,175 @@
+"""Compiled kernels, kept: in memory, and on disk for the next process (disk.py).
+
+The key of a kernel is a SHA-256 over its spec, the templates, the intrinsics and the toolchain with the device's arch, so a hit needs no rendering
+and whatever could change the machine code changes the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from graphdnn import log
+from graphdnn.codegen.spec import Binary, KernelSpec
+from graphdnn.plans.disk import Counters, DiskCache, counters, disk, pack, unpack
+
+if TYPE_CHECKING:
+    from graphdnn.targets.base import Target
+
+__all__ = ["Counters", "DiskCache", "Kernel", "KernelStore", "counters", "disk", "get", "kernel_key", "listeners", "memory", "pack", "unpack"]
+
+listeners: list[Callable[[str], None]] = []
+"""Called with one line of text when a compilation starts and when it ends (progress of the command line)."""
+
+
+class KernelStore:
+    """Compiled kernels in memory, the least recently used first out. Safe to share between threads."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        """``capacity`` kernels are kept."""
+        self.capacity = capacity
+        self._kernels: OrderedDict[str, Binary] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def get(self, key: str) -> Binary | None:
+        """The kernel of ``key``, if it is here."""
+        with self._lock:
+            binary = self._kernels.get(key)
+            if binary is not None:
+                self._kernels.move_to_end(key)
+            return binary
+
+    def put(self, key: str, binary: Binary) -> None:
+        """Keep a kernel."""
+        with self._lock:
+            self._kernels[key] = binary
+            self._kernels.move_to_end(key)
+            while len(self._kernels) > self.capacity:
+                self._kernels.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kernels.clear()
+
+    def items(self) -> list[tuple[str, Binary]]:
+        """All kernels with their keys, oldest use first."""
+        with self._lock:
+            return list(self._kernels.items())
+
+
+memory = KernelStore()
+os.register_at_fork(after_in_child=lambda: setattr(memory, "_lock", threading.Lock()))
+
+
+def kernel_key(spec: KernelSpec, target: Target) -> str:
+    """Key of a kernel: everything its machine code depends on."""
+    from graphdnn import intrinsics
+    from graphdnn.codegen import render
+
+    parts = (spec.digest(), render.digest(), intrinsics.digest(), target.name, target.toolchain_key())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel of a plan. ``origin``: "memory", "disk", "compiled" or "file" (a serialized plan)."""
+
+    spec: KernelSpec
+    key: str
+    binary: Binary
+    origin: str
+    text: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Stable name of the kernel."""
+        return self.spec.name
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread; 0 where the target has none to count."""
+        return int(self.binary.facts.get("registers", 0))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return int(self.binary.facts.get("shared_bytes", self.spec.shared_bytes))
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes that a thread spills to local memory."""
+        return int(self.binary.facts.get("spill_bytes", 0))
+
+    @property
+    def source(self) -> str:
+        """The Python text: as it was compiled, else from the cache folder, else printed again from the spec."""
+        if self.text is not None:
+            return self.text
+        place = disk()
+        found = place.source(self.key) if place else None
+        if found is not None:
+            return found
+        from graphdnn.codegen import render
+
+        return render.render(self.spec).text
+
+
+def get(spec: KernelSpec, target: Target, store: KernelStore | None = None) -> Kernel:
+    """The compiled kernel of ``spec``: from ``store``, from memory, from disk, else rendered and compiled (BuildError as ``Target.compile``)."""
+    key = kernel_key(spec, target)
+    for place in (store, memory):
+        binary = place.get(key) if place is not None else None
+        if binary is not None:
+            counters.memory_hits += 1
+            return _keep(Kernel(spec, key, binary, "memory"), store)
+    on_disk = disk()
+    if on_disk is None:
+        return _keep(_compile(spec, key, target, None), store)
+    binary = on_disk.get(key)
+    if binary is None:
+        with on_disk.lock(key):
+            binary = on_disk.get(key)
+            if binary is None:
+                return _keep(_compile(spec, key, target, on_disk), store)
+    counters.disk_hits += 1
+    log.debug(f"kernel {spec.name}: cache hit from {on_disk.folder(key)}")
+    return _keep(Kernel(spec, key, binary, "disk"), store)
+
+
+def _keep(kernel: Kernel, store: KernelStore | None) -> Kernel:
+    memory.put(kernel.key, kernel.binary)
+    if store is not None:
+        store.put(kernel.key, kernel.binary)
+    return kernel
+
+
+def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | None) -> Kernel:
+    from graphdnn.codegen import render
+
+    counters.misses += 1
+    _tell(f"compiling {spec.name} for {target.name}")
+    start = time.perf_counter()
+    source = render.render(spec)
+    binary = target.compile(source)
+    taken = time.perf_counter() - start
+    counters.compile_s += taken
+    _tell(f"compiled {spec.name} for {target.name} in {taken:.2f} s")
+    if on_disk is not None:
+        on_disk.put(key, source, binary)
+    return Kernel(spec, key, binary, "compiled", source.text)
+
+
+def _tell(line: str) -> None:
+    log.info(line)
+    for listener in tuple(listeners):
+        listener(line)

@@ -1,0 +1,215 @@
+"""One plan of a graph: lowered when something of it is asked for, compiled by ``build``, loaded once, run by any number of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphdnn import targets
+from graphdnn.codegen.spec import Recipe
+from graphdnn.device import DeviceProps
+from graphdnn.errors import BuildError, ExecutionError, explain
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.regions import Partition
+from graphdnn.plans import cache, variant_pack
+from graphdnn.plans.assemble import assemble
+from graphdnn.plans.cache import Kernel, KernelStore
+from graphdnn.plans.heuristics import Candidate
+from graphdnn.plans.variant_pack import Binder
+
+if TYPE_CHECKING:
+    from graphdnn.targets.base import Executable
+
+Owned = tuple[tuple[int, ...], ...]
+"""For each region the indexes of its kernels in the recipe."""
+
+
+class Note(str):
+    """Name of a behavior_note or numerical_note member."""
+
+    @property
+    def name(self) -> str:
+        """The text itself, as the members of the API's enums have it."""
+        return str(self)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs one region: engine id and name, KERNEL_CFG, the knobs as text, estimated seconds."""
+
+    engine: int
+    name: str
+    index: int
+    knobs: str
+    cost: float
+
+
+class ExecutionPlan:
+    """A partition of the graph with an engine and knobs for each region. Immutable once built; threads may share it."""
+
+    def __init__(
+        self,
+        graph: OperationGraph,
+        device: DeviceProps,
+        partition: Partition,
+        choices: tuple[Choice, ...],
+        name: str,
+        cost: float,
+        notes: tuple[str, ...],
+        lower: Callable[[], tuple[Recipe, Owned]],
+        *,
+        kernels: tuple[Kernel, ...] | None = None,
+        candidate: Candidate | None = None,
+        store: KernelStore | None = None,
+    ) -> None:
+        """Use :meth:`of`, or ``serialize.load``. ``kernels``: compiled before. ``candidate``: what the plan was made from, where that is known."""
+        self.graph = graph
+        self.device = device
+        self.partition = partition
+        self.choices = choices
+        self.name = name
+        self.cost = cost
+        self.numeric_notes: tuple[Note, ...] = tuple(Note(n) for n in notes)
+        self.behavior_notes: tuple[Note, ...] = (Note("RUNTIME_COMPILATION"),)
+        self._lower = lower
+        self._candidate = candidate
+        self._store = store
+        self._lowered: tuple[Recipe, Owned] | None = None
+        self._kernels = kernels
+        self._ready: tuple[Binder, Executable] | None = None
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, graph: OperationGraph, device: DeviceProps, candidate: Candidate, store: KernelStore | None = None) -> ExecutionPlan:
+        """The plan of a candidate. Lowers nothing yet."""
+        choices = tuple(Choice(o.engine.id, o.engine.name, o.index, repr(o.knobs), o.cost) for o in candidate.options)
+        return cls(
+            graph,
+            device,
+            candidate.partition,
+            choices,
+            candidate.name,
+            candidate.cost,
+            candidate.numeric_notes,
+            lambda: assemble(graph, device, candidate),
+            candidate=candidate,
+            store=store,
+        )
+
+    # -- lowering, building, loading ------------------------------------------------------------------------------------------------------
+    def _parts(self) -> tuple[Recipe, Owned]:
+        if self._lowered is None:
+            with self._lock:
+                if self._lowered is None:
+                    self._lowered = self._lower()
+        return self._lowered
+
+    @property
+    def recipe(self) -> Recipe:
+        """The launch recipe. Lowers the plan when first asked for; compiles nothing."""
+        return self._parts()[0]
+
+    @property
+    def region_kernels(self) -> Owned:
+        """For each region the indexes of its kernels in ``recipe.kernels``."""
+        return self._parts()[1]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that execute needs as workspace. Compiles nothing."""
+        return self.recipe.workspace
+
+    @property
+    def built(self) -> bool:
+        """Whether the kernels are compiled."""
+        return self._kernels is not None
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Compiled kernels, in the order of ``recipe.kernels``. BuildError before build."""
+        if self._kernels is None:
+            raise BuildError(explain(f"plan '{self.name}' is not built", fix="call build_plans() or build_plan_at_index() first"))
+        return self._kernels
+
+    def build(self) -> ExecutionPlan:
+        """Get every kernel from a cache or compile it, and load them unless the device is only a described one. BuildError, ExecutionError."""
+        with self._lock:
+            if self._kernels is None:
+                target = targets.get(self.device)
+                self._kernels = tuple(cache.get(spec, target, self._store) for spec in target.specs(self.recipe))
+            if not self.device.described:
+                self.load()
+        return self
+
+    def load(self) -> tuple[Binder, Executable]:
+        """Make the plan runnable. ExecutionError for a described device, or without a driver."""
+        with self._lock:
+            if self._ready is None:
+                kernels = self.kernels
+                if self.device.described:
+                    raise ExecutionError(
+                        explain(
+                            f"plan '{self.name}' was built for a described device and cannot run here",
+                            expected="a device that is present",
+                            found=f"{self.device.text} ({self.device.name})",
+                            fix="serialize() it and deserialize() it on a machine with such a GPU, or build with device='cpu'",
+                        )
+                    )
+                executable = targets.get(self.device).load(self.recipe, [k.binary for k in kernels])
+                space = variant_pack.elementwise_space(self.graph, self.partition)
+                self._ready = (variant_pack.prepare(self.graph, self.device, self.recipe, space), executable)
+            return self._ready
+
+    # -- running --------------------------------------------------------------------------------------------------------------------------
+    def execute(self, pack: variant_pack.Pack, workspace: Any = None, stream: int = 0) -> None:
+        """Check and bind the pack, then enqueue the steps on ``stream`` (an address; a CPU finishes before this returns).
+
+        ValidationError or KindError for a pack that does not fit: nothing has run then. ExecutionError if running fails.
+        """
+        binder, executable = self._ready or self.load()
+        pointers, numbers, at = binder.bind(pack, workspace)
+        executable.run(pointers, numbers, at, stream)
+
+    # -- looking in -----------------------------------------------------------------------------------------------------------------------
+    @property
+    def source(self) -> str:
+        """The generated text of all kernels. Needs no build."""
+        if self._kernels is not None:
+            return "\n\n".join(k.source for k in self._kernels)
+        from graphdnn.codegen import render
+
+        return "\n\n".join(render.render(spec).text for spec in self.recipe.kernels)
+
+    @property
+    def ptx(self) -> str:
+        """PTX of all kernels; "" for a plan of another target."""
+        return "\n".join(k.binary.texts.get("ptx", "") for k in self.kernels)
+
+    @property
+    def sass(self) -> str:
+        """Machine code of all kernels as text. BuildError for a target that has no disassembler, or without cuobjdump."""
+        show = getattr(targets.get(self.device), "sass", None)
+        if show is None:
+            raise BuildError(explain("no machine code can be shown for this device", expected="a CUDA device", found=self.device.text))
+        return "\n".join(show(k.binary) for k in self.kernels)
+
+    @property
+    def resources(self) -> tuple[dict[str, Any], ...]:
+        """What each kernel takes: its name and what the compiler said (registers, shared_bytes, spill_bytes, ...)."""
+        return tuple({"name": k.name} | k.binary.facts for k in self.kernels)
+
+    def __repr__(self) -> str:
+        state = f"built, {len(self._kernels)} kernels" if self._kernels is not None else "not built"
+        return f"<graphdnn plan {self.name} on {self.device.text}: {state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A built plan travels as its serialized form, another one as its candidate."""
+        if self._kernels is not None:
+            from graphdnn.plans import serialize
+
+            return serialize.restore, (serialize.dump(self), self.device)
+        if self._candidate is None:
+            raise BuildError(explain(f"plan '{self.name}' has nothing that could be stored", fix="build it first"))
+        return ExecutionPlan.of, (self.graph, self.device, self._candidate)

@@ -1,0 +1,248 @@
+"""A built plan as bytes, and back.
+
+Layout: magic (8), format version (4), SHA-256 of all that follows (32), length of the JSON (8), JSON, then for every kernel its source text and its
+binary. The JSON holds versions, device, graph, partition, engines, knobs, launch recipe and what is known of each kernel. Loading creates only the
+dataclasses of those (see ``codec``), executes nothing, and needs no compiler where the binaries fit: on the same GPU architecture, or on a CPU that
+the same toolchain would compile for in the same way. On another CPU the plan is lowered and compiled again from graph, engine and knobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphdnn import device as devices
+from graphdnn import log, targets
+from graphdnn._version import __version__
+from graphdnn.codegen.spec import Binary, Buffer, Launch, PointerParam, Recipe, TensorScalar
+from graphdnn.device import DeviceProps
+from graphdnn.errors import SerializationError, explain
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.regions import Partition
+from graphdnn.plans import codec, heuristics
+from graphdnn.plans.assemble import buffers, launches
+from graphdnn.plans.cache import Kernel
+from graphdnn.plans.heuristics import Option
+from graphdnn.plans.plan import Choice, ExecutionPlan, Owned
+
+if TYPE_CHECKING:
+    from graphdnn.engines.base import Engine
+
+MAGIC = b"GDNNPLAN"
+FORMAT = 1
+_HEADER = struct.Struct("<8sI32s")
+_SIZE = struct.Struct("<Q")
+_NUMBER = (int, float)
+
+
+def dump(plan: ExecutionPlan) -> bytes:
+    """The plan as bytes. BuildError if it is not built."""
+    kernels, blobs = [], []
+    for k in plan.kernels:
+        text, code = k.source.encode(), k.binary.code
+        kernels.append(
+            {"key": k.key, "entry": k.binary.entry, "facts": k.binary.facts, "texts": k.binary.texts, "source": len(text), "code": len(code)}
+        )
+        blobs += [text, code]
+    content = {
+        "graphdnn": __version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "toolchain": targets.get(plan.device).toolchain_key(),
+        "device": json.loads(plan.device.to_json()),
+        "graph": codec.encode(plan.graph),
+        "partition": codec.encode(plan.partition),
+        "name": plan.name,
+        "cost": float(plan.cost),
+        "notes": list(map(str, plan.numeric_notes)),
+        "choices": [codec.encode(c) for c in plan.choices],
+        "recipe": codec.encode(plan.recipe),
+        "region_kernels": codec.encode(plan.region_kernels),
+        "kernels": kernels,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_number).encode()
+    rest = b"".join((_SIZE.pack(len(text)), text, *blobs))
+    return _HEADER.pack(MAGIC, FORMAT, hashlib.sha256(rest).digest()) + rest
+
+
+def _number(value: Any) -> Any:
+    """NumPy numbers among the facts of a compiler."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be stored")
+
+
+def load(data: bytes, device: DeviceProps | None = None) -> ExecutionPlan:
+    """The plan that :func:`dump` wrote, ready to execute by uid; ``device``: where it will run, by default a device of the kind it was built for.
+
+    SerializationError that says built-with and running-with, for damage, for another version, and for another kind or architecture of device.
+    """
+    content, blobs = _open(bytes(data), device)
+    built = _built_with(content)
+    try:
+        stored = DeviceProps.from_json(json.dumps(content["device"]))
+        place = device if device is not None else _place(stored)
+        if (stored.kind, stored.arch) != (place.kind, place.arch) and not stored.kind == place.kind == "cpu":
+            sides = (f"{d.text} ({d.name}, {d.arch})" for d in (stored, place))
+            raise _refuse("the plan was built for another device", *sides)
+        if content["toolchain"] != targets.get(place).toolchain_key() and place.kind != "cuda":
+            return _again(content, place)
+        return _restored(content, blobs, place)
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise _refuse(f"the stored plan is malformed ({type(error).__name__}: {str(error)[:100]})", built, _running(device)) from error
+
+
+def restore(data: bytes, device: DeviceProps) -> ExecutionPlan:
+    """:func:`load`, for pickle."""
+    return load(data, device)
+
+
+def _place(stored: DeviceProps) -> DeviceProps:
+    if stored.kind == "cpu":
+        return devices.cpu()
+    return stored if stored.kind == "cudasim" else devices.parse("cuda")
+
+
+def _running(device: DeviceProps | None) -> str:
+    return f"graphdnn {__version__}" + (f" on {device.text} ({device.name})" if device else "")
+
+
+def _built_with(content: dict[str, Any]) -> str:
+    device = content.get("device")
+    name = f"{device.get('name')} ({device.get('arch')})" if isinstance(device, dict) else "an unknown device"
+    return f"graphdnn {content.get('graphdnn')} for {name}"
+
+
+def _refuse(rule: str, built: str, running: str) -> SerializationError:
+    return SerializationError(
+        explain(rule, found=f"built with {built}, running with {running}", fix="build the graph again here and serialize the new plan")
+    )
+
+
+def _open(data: bytes, device: DeviceProps | None) -> tuple[dict[str, Any], memoryview]:
+    """The JSON and the bytes after it, once the checksum is right."""
+    unknown, running = "something else, or damaged since", _running(device)
+    if len(data) < _HEADER.size + _SIZE.size:
+        raise _refuse(f"not a serialized plan: {len(data)} bytes", unknown, running)
+    magic, version, digest = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise _refuse(f"not a serialized plan: it starts with {magic!r}", unknown, running)
+    if version != FORMAT:
+        raise _refuse("the plan has another format", f"plan format {version}", f"plan format {FORMAT} of {running}")
+    if hashlib.sha256(memoryview(data)[_HEADER.size :]).digest() != digest:
+        raise _refuse("the plan is damaged: its checksum does not fit", unknown, running)
+    (size,) = _SIZE.unpack_from(data, _HEADER.size)
+    start = _HEADER.size + _SIZE.size
+    try:
+        content = json.loads(data[start : start + size])
+    except (ValueError, RecursionError) as error:
+        raise _refuse(f"the plan's JSON cannot be read ({error})", unknown, running) from error
+    if not isinstance(content, dict):
+        raise _refuse("the plan's JSON is no object", unknown, running)
+    if content.get("graphdnn") != __version__:
+        raise _refuse("the plan was built by another version", _built_with(content), running)
+    return content, memoryview(data)[start + size :]
+
+
+def _restored(content: dict[str, Any], blobs: memoryview, device: DeviceProps) -> ExecutionPlan:
+    """The plan with its stored binaries."""
+    graph, partition, choices = _graph(content)
+    recipe = codec.decode(Recipe, content["recipe"], "recipe")
+    owned: Owned = tuple(tuple(int(k) for k in row) for row in content["region_kernels"])
+    kernels, at = [], 0
+    _need(len(content["kernels"]) == len(recipe.kernels), "one binary for each kernel")
+    for spec, k in zip(recipe.kernels, content["kernels"], strict=True):
+        text, code = (blobs[at : at + k["source"]], blobs[at + k["source"] : at + k["source"] + k["code"]])
+        at += len(text) + len(code)
+        _need(len(text) == k["source"] and len(code) == k["code"], "all bytes of a kernel")
+        facts, texts = dict(k["facts"]), {str(n): str(t) for n, t in k["texts"].items()}
+        kernels.append(Kernel(spec, str(k["key"]), Binary(str(k["entry"]), bytes(code), facts, texts), "file", str(text, "utf-8")))
+    _need(at == len(blobs), "no bytes after the last kernel")
+    _check_recipe(recipe, graph)
+    _need(len(owned) == len(partition.regions) and all(0 <= k < len(kernels) for row in owned for k in row), "kernels of the regions")
+    name, cost, notes = _facts(content)
+    return ExecutionPlan(graph, device, partition, choices, name, cost, notes, lambda: (recipe, owned), kernels=tuple(kernels))
+
+
+def _facts(content: dict[str, Any]) -> tuple[str, float, tuple[str, ...]]:
+    _need(
+        isinstance(content["name"], str) and type(content["cost"]) in _NUMBER and all(isinstance(n, str) for n in content["notes"]),
+        "name, cost and notes",
+    )
+    return content["name"], float(content["cost"]), tuple(content["notes"])
+
+
+def _graph(content: dict[str, Any]) -> tuple[OperationGraph, Partition, tuple[Choice, ...]]:
+    graph = codec.decode(OperationGraph, content["graph"], "graph")
+    partition = codec.decode(Partition, content["partition"], "partition")
+    choices = codec.decode_all(Choice, content["choices"], "choices")
+    tensors, nodes = range(len(graph.tensors)), range(len(graph.nodes))
+    for t in graph.tensors:
+        _need(len(t.dim) == len(t.stride) and all(d >= 0 for d in t.dim), f"dims and strides of '{t.name}'")
+    _need(all(t in tensors for n in graph.nodes for t in (*n.input_ids, *n.output_ids)), "tensor ids of the nodes")
+    for r in partition.regions:
+        _need(
+            all(t in tensors for t in (*r.reads, *r.stores)) and all(n in nodes for n in (*r.nodes, *r.anchors, *r.epilogue_reductions)),
+            "ids of the regions",
+        )
+    _need(all(t in tensors for t in partition.materialized), "ids of stored tensors")
+    _need(len(choices) == len(partition.regions), "one engine for each region")
+    return graph, partition, choices
+
+
+def _check_recipe(recipe: Recipe, graph: OperationGraph) -> None:
+    """Whether the recipe only names kernels, tensors and workspace that exist."""
+    _need(recipe.workspace >= 0, "the workspace size")
+    for b in buffers(recipe):
+        inside = 0 <= b.offset <= recipe.workspace if b.kind == "workspace" else 0 <= b.index < len(graph.tensors) and b.offset >= 0
+        _need(inside, f"buffer {b}")
+    for x in launches(recipe):
+        _need(0 <= x.kernel < len(recipe.kernels) and x.grid >= 0 and x.grain >= 1, f"launch {x.kernel}")
+        _check_args(x, recipe, graph)
+
+
+def _check_args(launch: Launch, recipe: Recipe, graph: OperationGraph) -> None:
+    params = recipe.kernels[launch.kernel].params
+    _need(len(params) == len(launch.args), f"arguments of '{recipe.kernels[launch.kernel].name}'")
+    for param, arg in zip(params, launch.args, strict=True):
+        if isinstance(arg, Buffer):
+            _need(isinstance(param, PointerParam), f"argument '{param.name}'")
+        else:
+            index_good = not isinstance(arg, TensorScalar) or 0 <= arg.index < len(graph.tensors)
+            _need(not isinstance(param, PointerParam) and index_good, f"argument '{param.name}'")
+
+
+def _need(condition: bool, what: str) -> None:
+    if not condition:
+        raise SerializationError(explain(f"stored data does not fit together: {what}", fix="build the graph again and serialize the new plan"))
+
+
+def _again(content: dict[str, Any], device: DeviceProps) -> ExecutionPlan:
+    """The plan lowered anew from graph, engines and knobs: another CPU, or another compiler than it was built with."""
+    from graphdnn.engines import ENGINES
+
+    graph, partition, choices = _graph(content)
+    options = [_option(graph, partition, r, c, device, ENGINES) for r, c in enumerate(choices)]
+    name, _, _ = _facts(content)
+    log.info(f"plan {name} was compiled by another toolchain or for another CPU ({content['toolchain']!r}); it is compiled again")
+    label = name.rpartition("|r0:")[0]
+    return ExecutionPlan.of(graph, device, heuristics.candidate(partition, options, device.kind, label)).build()
+
+
+def _option(graph: OperationGraph, partition: Partition, r: int, choice: Choice, device: DeviceProps, engines: Sequence[Engine]) -> Option:
+    region = partition.regions[r]
+    engine = next((e for e in engines if e.id == choice.engine), None)
+    knobs = engine.candidates(graph, region, device) if engine is not None else ()
+    if engine is None or not knobs:
+        raise _refuse(
+            f"engine {choice.engine} ({choice.name}) of the plan does not take region {r} here",
+            f"engine {choice.name}, {choice.knobs}",
+            _running(device),
+        )
+    index = next((i for i, k in enumerate(knobs) if repr(k) == choice.knobs), 0)
+    return Option(
+        engine, knobs[index], index, engine.cost(graph, region, device, knobs[index]), len(knobs), engine.numeric_notes(graph, region, knobs[index])
+    )

@@ -1,0 +1,363 @@
+"""From a user's variant pack to addresses: which buffer belongs to which tensor, and whether it can be it.
+
+Everything that only depends on the plan is worked out once, in :func:`prepare`. ``Binder.bind`` is on the path of every execute: it looks values up,
+checks what it can see (device, data type, room, alignment, overlap) and gives addresses. It holds no state, so threads may share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphdnn.codegen.spec import Buffer, PointerParam, Recipe, TensorScalar
+from graphdnn.dtypes import data_type, info
+from graphdnn.errors import KindError, ValidationError, explain
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
+from graphdnn.passes.regions import Partition
+from graphdnn.plans import buffers, scalars
+from graphdnn.plans.assemble import buffers as named_buffers
+from graphdnn.plans.assemble import launches, tensor_bytes
+from graphdnn.plans.buffers import KINDS, NUMPY, POINTER, TORCH, Facts
+
+if TYPE_CHECKING:
+    from graphdnn.device import DeviceProps
+
+Pack = Mapping[Any, Any]
+Bound = tuple[Mapping[int, int], Mapping[int, "float | int"], int]
+
+_STANDS_FOR: dict[data_type, tuple[str, ...]] = {
+    data_type.HALF: ("uint16", "int16", "void16"),
+    data_type.BFLOAT16: ("uint16", "int16", "void16"),
+    data_type.BOOLEAN: ("uint8", "int8"),
+    data_type.UINT8: ("bool",),
+    data_type.INT4: ("uint8", "int8"),
+    data_type.FP4_E2M1: ("uint8", "int8", "float4_e2m1fn_x2"),
+} | dict.fromkeys((data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP8_E8M0), ("uint8", "int8", "void8"))
+"""Integer storage of the same size that frameworks without a data type use for it."""
+
+
+_MAX_WORK: Any = 100_000
+"""Steps that NumPy may take to decide whether two strided tensors meet."""
+
+
+def accepted(dtype: data_type) -> frozenset[str]:
+    """Names of array data types that may hold ``dtype``. Packed types are not held by their one-value-a-byte array types."""
+    facts = info(dtype)
+    own = () if facts.bits < 8 else (facts.numpy,)
+    return frozenset((*own, *_STANDS_FOR.get(dtype, ())))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slot:
+    """One buffer that a plan needs. ``types``: framework data types seen so far that fit (they are looked up by identity)."""
+
+    index: int
+    tensor: Tensor
+    nbytes: int
+    alignment: int
+    written: bool
+    names: frozenset[str]
+    types: set[Any] = field(default_factory=set)
+
+    @property
+    def label(self) -> str:
+        """ "uid 3 ('bias')"."""
+        return f"uid {self.tensor.uid} ('{self.tensor.name}')"
+
+
+@dataclass(frozen=True, eq=False)
+class Binder:
+    """Binds packs for one plan. ``pairs``: (output slot, other slot, whether the same address is fine)."""
+
+    slots: tuple[Slot, ...]
+    numbers: tuple[tuple[int, Tensor, Callable[[float | int], float | int]], ...]
+    by_uid: Mapping[int, int]
+    by_name: Mapping[str, int | None]
+    defaults: Mapping[int, float | int]
+    pairs: tuple[tuple[int, int, bool], ...]
+    host: bool
+    device: str
+    ordinal: int
+    workspace: int
+    workspace_alignment: int
+
+    def bind(self, pack: Pack, workspace: Any) -> Bound:
+        """Tensor id -> address, by-value tensor id -> number, workspace address. Raises ValidationError or KindError; nothing has run then."""
+        count = len(self.slots)
+        found: list[Any] = [None] * (count + len(self.numbers))
+        by_uid = self.by_uid
+        for key, value in pack.items():
+            at = by_uid.get(key) if type(key) is int else self._position(key)
+            if at is not None:
+                found[at] = value
+        pointers: dict[int, int] = {}
+        for slot, value in zip(self.slots, found, strict=False):
+            pointers[slot.index] = self._address(slot, value)
+        for out, other, same in self.pairs:
+            a, b = self.slots[out], self.slots[other]
+            p, q = pointers[a.index], pointers[b.index]
+            if p < q + b.nbytes and q < p + a.nbytes and not (same and p == q):
+                self._check_overlap(a, p, b, q)
+        numbers = self.defaults
+        if self.numbers:
+            numbers = dict(numbers)
+            for at, (index, tensor, convert) in enumerate(self.numbers, count):
+                value = found[at]
+                if value is not None:
+                    numbers[index] = scalars.read(value, tensor, convert)
+                elif index not in numbers:
+                    raise _missing(f"uid {tensor.uid} ('{tensor.name}')")
+        return pointers, numbers, self._workspace(workspace) if self.workspace else 0
+
+    def _position(self, key: Any) -> int | None:
+        if key is None:
+            return None
+        if isinstance(key, TensorDecl):
+            return self.by_uid.get(key.uid) if key.uid is not None else None
+        if isinstance(key, str):
+            at = self.by_name.get(key, -1)
+            if at is None:
+                raise ValidationError(
+                    explain(
+                        "a name in the variant pack belongs to several tensors",
+                        tensor=key,
+                        expected="a unique name",
+                        fix="use the uid or the tensor object",
+                    )
+                )
+            return at if at >= 0 else None
+        if hasattr(key, "__index__") and not isinstance(key, bool):
+            return self.by_uid.get(int(key))
+        raise KindError(explain("a key of the variant pack has the wrong kind", expected="a tensor, a uid, a name or None", found=type(key).__name__))
+
+    def _address(self, slot: Slot, value: Any) -> int:
+        """The address of a buffer that passes every check. The common cases are decided here, all others by :meth:`_slow`."""
+        kind = KINDS.get(type(value), 0)
+        if kind == TORCH:
+            if value.dtype in slot.types and (value.is_cpu if self.host else value.get_device() == self.ordinal) and value.is_contiguous():
+                pointer: int = value.data_ptr()
+                if value.nbytes >= slot.nbytes and not pointer % slot.alignment:
+                    return pointer
+        elif kind == NUMPY:
+            if self.host and value.dtype in slot.types:
+                flags = value.flags
+                if flags.c_contiguous and value.nbytes >= slot.nbytes and (flags.writeable or not slot.written):
+                    return int(value.__array_interface__["data"][0])
+        elif kind == POINTER and value > 0 and not value % slot.alignment:
+            return int(value)
+        return self._slow(slot, value)
+
+    def _slow(self, slot: Slot, value: Any) -> int:
+        tensor = slot.tensor
+        if value is None:
+            raise _missing(slot.label)
+        if isinstance(value, (bool, float)):
+            raise KindError(
+                explain(
+                    f"a number was given for {slot.label}, which is not a by-value tensor",
+                    tensor=tensor.name,
+                    expected="an array or an address",
+                    found=repr(value),
+                )
+            )
+        facts = buffers.facts(value)
+        self._check_device(facts, f"buffer for {slot.label}", tensor.name)
+        if facts.dtype and facts.dtype not in slot.names:
+            packed = info(tensor.dtype).bits < 8
+            hint = "pack two values a byte into uint8" if packed else f"convert the array, or declare the tensor as {facts.dtype}"
+            raise ValidationError(
+                explain(
+                    f"buffer for {slot.label} has the wrong data type",
+                    tensor=tensor.name,
+                    expected=f"{tensor.dtype.name} ({', '.join(sorted(slot.names))})",
+                    found=facts.dtype,
+                    fix=hint,
+                )
+            )
+        if facts.room is not None and facts.room < slot.nbytes:
+            shape = f"dims {list(tensor.dim)}, strides {list(tensor.stride)}"
+            raise ValidationError(
+                explain(
+                    f"buffer for {slot.label} is too small",
+                    tensor=tensor.name,
+                    expected=f"at least {slot.nbytes} bytes ({shape}, {tensor.dtype.name})",
+                    found=f"{facts.room} bytes",
+                )
+            )
+        if slot.written and not facts.writable:
+            raise ValidationError(
+                explain(
+                    f"buffer for {slot.label} is read-only", tensor=tensor.name, expected="a writable array: it is an output", found="a read-only one"
+                )
+            )
+        if facts.pointer <= 0 < slot.nbytes:
+            raise ValidationError(
+                explain(f"buffer for {slot.label} is a null pointer", tensor=tensor.name, expected="an address", found=facts.pointer)
+            )
+        if facts.pointer % slot.alignment:
+            raise ValidationError(
+                explain(
+                    f"buffer for {slot.label} is not aligned as declared",
+                    tensor=tensor.name,
+                    expected=f"an address divisible by {slot.alignment}",
+                    found=f"{facts.pointer:#x}",
+                    fix=f"declare it with set_alignment({facts.pointer & -facts.pointer}) before building, or copy the data to aligned memory",
+                )
+            )
+        self._remember(slot, value)
+        return facts.pointer
+
+    def _remember(self, slot: Slot, value: Any) -> None:
+        if KINDS.get(type(value)) in (TORCH, NUMPY):
+            slot.types.add(value.dtype)
+
+    def _check_device(self, facts: Facts, what: str, name: str) -> None:
+        place = facts.device
+        if not place or (place == "cpu" if self.host else place in (self.device, "cuda")):
+            return
+        fix = "move it to the CPU" if self.host else f"copy it to {self.device}, or build the graph with device='cpu'"
+        raise ValidationError(explain(f"{what} is on the wrong device", tensor=name, expected=f"memory of {self.device}", found=place, fix=fix))
+
+    def _check_overlap(self, out: Slot, p: int, other: Slot, q: int) -> None:
+        if _disjoint(out, p, other, q):
+            return
+        what = "another output" if other.written else "an input"
+        raise ValidationError(
+            explain(
+                f"output {out.label} overlaps {what}, {other.label}, in memory",
+                tensor=out.tensor.name,
+                expected="separate buffers (in place: only in a single pointwise kernel, over tensors with equal dims, strides and element size)",
+                found=f"bytes {p:#x}..{p + out.nbytes:#x} and {q:#x}..{q + other.nbytes:#x}",
+                fix="give the output its own buffer",
+            )
+        )
+
+    def _workspace(self, value: Any) -> int:
+        need = self.workspace
+        if value is None:
+            raise ValidationError(
+                explain("the plan needs a workspace and none was given", expected=f"{need} bytes (get_workspace_size())", found="None")
+            )
+        facts = buffers.facts(value)
+        self._check_device(facts, "the workspace", "")
+        if facts.room is not None and facts.room < need:
+            raise ValidationError(
+                explain("the workspace is too small", expected=f"at least {need} bytes (get_workspace_size())", found=f"{facts.room} bytes")
+            )
+        if not facts.writable:
+            raise ValidationError(explain("the workspace is read-only", expected="writable memory"))
+        if facts.pointer <= 0:
+            raise ValidationError(explain("the workspace is a null pointer", expected=f"the address of {need} bytes", found=facts.pointer))
+        if facts.pointer % self.workspace_alignment:
+            raise ValidationError(
+                explain("the workspace is not aligned", expected=f"an address divisible by {self.workspace_alignment}", found=f"{facts.pointer:#x}")
+            )
+        return facts.pointer
+
+
+def _missing(label: str) -> ValidationError:
+    return ValidationError(explain(f"missing buffer for {label}", fix="put it into the variant pack under its tensor, uid or name"))
+
+
+def _disjoint(a: Slot, p: int, b: Slot, q: int) -> bool:
+    """Whether two strided tensors whose byte ranges meet share no byte (columns of one matrix, heads of one packed buffer)."""
+    import numpy as np
+
+    if min(info(a.tensor.dtype).bits, info(b.tensor.dtype).bits) < 8:
+        return False
+    views = [np.asarray(_View(s.tensor, at)) for s, at in ((a, p), (b, q))]
+    try:
+        return not np.shares_memory(views[0], views[1], max_work=_MAX_WORK)
+    except np.exceptions.TooHardError:
+        return False
+
+
+class _View:
+    """Describes a tensor at an address to NumPy, which only compares addresses: the memory may be a GPU's."""
+
+    def __init__(self, tensor: Tensor, pointer: int) -> None:
+        size = info(tensor.dtype).bits // 8
+        strides = tuple(s * size for s in tensor.strides)
+        self.__array_interface__ = {"version": 3, "typestr": f"|V{size}", "shape": tensor.dim, "strides": strides, "data": (pointer, False)}
+
+
+def prepare(
+    graph: OperationGraph, device: DeviceProps, recipe: Recipe, space: Dims | None = None, inplace: frozenset[tuple[int, int]] = frozenset()
+) -> Binder:
+    """The binder of a plan. ``space``: see :func:`elementwise_space`; an output of these dims may lie exactly on an input that is alike.
+    ``inplace``: further (output, input) ids that may share memory."""
+    needs = _alignments(recipe)
+    numbers = sorted({a.index for x in launches(recipe) for a in x.args if isinstance(a, TensorScalar)})
+    names = {t: accepted(graph.tensors[t].dtype) for t in needs}
+    outputs = set(graph.outputs)
+    cpu = device.kind == "cpu"
+    slots = tuple(
+        Slot(t, graph.tensors[t], tensor_bytes(graph.tensors[t]), 1 if cpu else needs[t], t in outputs, names[t], set(_known(names[t])))
+        for t in sorted(needs)
+    )
+    order = [s.tensor for s in slots] + [graph.tensors[t] for t in numbers]
+    by_name: dict[str, int | None] = {}
+    for at, tensor in enumerate(order):
+        by_name[tensor.name] = None if tensor.name in by_name else at
+    defaults = {t: _stored(graph.tensors[t]) for t in numbers if graph.tensors[t].value is not None}
+    return Binder(
+        slots=slots,
+        numbers=tuple((t, graph.tensors[t], scalars.converter(graph.tensors[t].dtype)) for t in numbers),
+        by_uid={t.uid: at for at, t in enumerate(order)},
+        by_name=by_name,
+        defaults=defaults,
+        pairs=tuple(_pairs(slots, space, inplace)),
+        host=device.kind != "cuda",
+        device="cpu" if device.kind != "cuda" else f"cuda:{max(device.index, 0)}",
+        ordinal=device.index,
+        workspace=recipe.workspace,
+        workspace_alignment=1 if cpu else max([16, *(p.alignment for k in recipe.kernels for p in k.params if isinstance(p, PointerParam))]),
+    )
+
+
+def _stored(tensor: Tensor) -> float | int:
+    assert tensor.value is not None
+    return scalars.converter(tensor.dtype)(tensor.value)
+
+
+def _known(names: Iterable[str]) -> Iterable[Any]:
+    """NumPy data types of these names, so that the first bind is as fast as the others."""
+    import numpy as np
+
+    for name in names:
+        try:
+            yield np.dtype(name)
+        except TypeError:
+            continue
+
+
+def _alignments(recipe: Recipe) -> dict[int, int]:
+    """Tensor id -> what the kernels rely on, in bytes."""
+    found = {b.index: 1 for b in named_buffers(recipe) if b.kind == "tensor"}
+    for launch in launches(recipe):
+        for param, arg in zip(recipe.kernels[launch.kernel].params, launch.args, strict=True):
+            if isinstance(arg, Buffer) and arg.kind == "tensor" and isinstance(param, PointerParam):
+                found[arg.index] = max(found[arg.index], param.alignment)
+    return found
+
+
+def _pairs(slots: tuple[Slot, ...], space: Dims | None, inplace: frozenset[tuple[int, int]]) -> Iterable[tuple[int, int, bool]]:
+    for i, out in enumerate(slots):
+        if not out.written or not out.nbytes:
+            continue
+        for j, other in enumerate(slots):
+            if i == j or not other.nbytes or (other.written and j < i):
+                continue
+            a, b = out.tensor, other.tensor
+            alike = (a.dim, a.strides, info(a.dtype).bits) == (b.dim, b.strides, info(b.dtype).bits)
+            yield i, j, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)
+
+
+def elementwise_space(graph: OperationGraph, partition: Partition) -> Dims | None:
+    """The loop dims of a plan that touches element i of its full-size tensors only in step i: one kernel, pointwise ops alone, no movement."""
+    if len(partition.regions) != 1:
+        return None
+    region = partition.regions[0]
+    return region.space if region.kind == "pointwise" and all(graph.nodes[n].op == "POINTWISE" for n in region.nodes) else None
