@@ -22,7 +22,7 @@ Builder = Callable[[Any], Any]
 DEVICES = ("cpu", "cudasim", "cuda:0")
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ input data
+# ------------------------------------------------------------------------------------------------------------------------------------- input data
 @dataclass(frozen=True)
 class Data:
     """How one input is filled. ``kind``: normal (mean 0, deviation ``hi``), uniform, grid (multiples of ``step`` in lo..hi), special (uniform with
@@ -33,6 +33,11 @@ class Data:
     hi: float = 1.0
     step: float = 1.0
     values: Any = None
+
+
+def given(values: Any) -> Data:
+    """These values, broadcast to the tensor's dims."""
+    return Data("values", values=values)
 
 
 def default_data(dtype: data_type) -> Data:
@@ -85,14 +90,179 @@ SLACK_ULPS: dict[data_type, float] = {}
 """See :func:`tolerance`."""
 
 
+# ------------------------------------------------------------------------------------------------------------------------------------------ running
 @dataclass
 class Outcome:
-    """What a run gave: logical values of each output by tensor name, the graph, and how many elements could not be compared."""
+    """What a run gave: logical values of each output by tensor name, what was expected, and how many elements could not be compared."""
 
     graph: Any
-    outputs: dict[str, Array]
-    raw: dict[str, Array] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
     expected: dict[str, Array] = field(default_factory=dict)
     elements: int = 0
     excluded: int = 0
-    kernels: int = 0
+    plans: int = 0
+
+    def __repr__(self) -> str:
+        return f"Outcome({len(self.outputs)} outputs, {self.elements} elements, {self.excluded} excluded, {self.plans} plans)"
+
+
+def built(graph: Any, policy: Any = None) -> Any:
+    """The five steps on ``graph``."""
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([graphdnn.heur_mode.A, graphdnn.heur_mode.FALLBACK])
+    graph.check_support()
+    graph.build_plans(policy or graphdnn.build_plan_policy.HEURISTICS_CHOICE)
+    return graph
+
+
+@dataclass
+class Setup:
+    """One graph's buffers: guarded blocks of inputs and outputs and the numbers of by-value tensors, all by tensor id of the operation graph."""
+
+    operation_graph: Any
+    device: str
+    binding: str
+    buffers: dict[int, Guarded] = field(default_factory=dict)
+    numbers: dict[int, float | int] = field(default_factory=dict)
+
+    def fill(self, seed: int, data: Mapping[str, Data], offsets: Mapping[str, int], values: Mapping[str, float | int]) -> None:
+        """Draw the inputs, clear the outputs."""
+        og = self.operation_graph
+        for i in (*og.inputs, *og.outputs):
+            t = og.tensors[i]
+            if t.constant or t.by_value:
+                if t.value is None:
+                    self.numbers[i] = values[t.name]
+                continue
+            buffer = Guarded.make(t.dim, t.stride, t.dtype, offsets.get(t.name, 0))
+            if i not in og.outputs:
+                rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
+                buffer.write(draw(rng, t.dim, t.dtype, data.get(t.name, default_data(t.dtype))))
+            buffer.freeze()
+            self.buffers[i] = buffer
+
+    def feeds(self) -> dict[int, Any]:
+        """What the reference takes: logical arrays and numbers."""
+        og = self.operation_graph
+        stored = {i: og.tensors[i].value for i in og.inputs if og.tensors[i].value is not None}
+        return stored | self.numbers | {i: self.buffers[i].read() for i in og.inputs if i in self.buffers}
+
+    def pack(self) -> dict[int, Any]:
+        """A variant pack by uid."""
+        og = self.operation_graph
+        make = {"numpy": lambda b: b.numpy_view(), "torch": lambda b: b.torch_view(self.device), "pointer": lambda b: b.address(self.device)}
+        how = "torch" if self.binding == "numpy" and self.device.startswith("cuda:") else self.binding
+        return {og.tensors[i].uid: make[how](b) for i, b in self.buffers.items()} | {og.tensors[i].uid: v for i, v in self.numbers.items()}
+
+    def clear_outputs(self) -> None:
+        """Outputs as they were before the first run."""
+        for i in self.operation_graph.outputs:
+            buffer = self.buffers[i]
+            assert buffer.snapshot is not None
+            buffer.block[:] = buffer.snapshot
+
+    def fetch(self) -> None:
+        """Bring results back from a GPU."""
+        for buffer in self.buffers.values():
+            buffer.fetch()
+
+    def assert_undamaged(self) -> None:
+        """No byte has changed but those of the outputs' elements."""
+        og = self.operation_graph
+        for i, buffer in self.buffers.items():
+            problem = buffer.damage(written=i in og.outputs)
+            assert not problem, f"tensor '{og.tensors[i].name}': {problem}"
+
+
+class Workspace:
+    """Guarded scratch memory of a plan, full of 0xFF."""
+
+    def __init__(self, size: int, device: str) -> None:
+        self.size, self.device = size, device
+        self.block = aligned_bytes(GUARD + size + GUARD)
+        self.block[:] = 0xFF
+        self.block[:GUARD] = self.block[GUARD + size :] = 0xA5
+        self.on_device: Any = None
+
+    def argument(self) -> Any:
+        """What ``execute`` takes."""
+        if not self.device.startswith("cuda:"):
+            return self.block[GUARD : GUARD + self.size]
+        import torch
+
+        self.on_device = torch.from_numpy(self.block).to(self.device)
+        return self.on_device[GUARD : GUARD + self.size]
+
+    def assert_undamaged(self) -> None:
+        """Its guards are intact."""
+        block = self.block if self.on_device is None else self.on_device.cpu().numpy()
+        assert (block[:GUARD] == 0xA5).all() and (block[GUARD + self.size :] == 0xA5).all(), "a kernel wrote outside the workspace"
+
+
+def check_graph(
+    build: Builder,
+    device: str,
+    *,
+    seed: int = 0,
+    data: Mapping[str, Data] | None = None,
+    offsets: Mapping[str, int] | None = None,
+    values: Mapping[str, float | int] | None = None,
+    binding: str = "numpy",
+    graph: Mapping[str, Any] | None = None,
+    after_validate: Callable[[Any], None] | None = None,
+    runs: int = 2,
+    every_plan: bool = False,
+    may_exclude: float = 0.05,
+) -> Outcome:
+    """Build what ``build`` declares, run it on ``device`` and compare every output with the reference.
+
+    ``data``, ``offsets`` (elements), ``values`` (by-value tensors): by tensor name. ``binding``: "numpy", "torch" or "pointer". ``graph``: arguments
+    of ``pygraph``. ``runs``: executions of each plan, which must give the same bits. ``every_plan``: all candidates that build, not only the best.
+    ``may_exclude``: share of output elements whose reference has no finite error bound and that are therefore not compared.
+    """
+    g = graphdnn.pygraph(device=device, **(graph or {}))
+    build(g)
+    g.validate()
+    if after_validate is not None:
+        after_validate(g)
+    built(g, graphdnn.build_plan_policy.ALL if every_plan else None)
+    setup = Setup(g._opgraph, device, binding)
+    setup.fill(seed, data or {}, offsets or {}, values or {})
+    wanted = graphdnn.reference.run_with_error(setup.operation_graph, setup.feeds())
+    outcome = Outcome(g)
+    for index in range(g.get_execution_plan_count()) if every_plan else (None,):
+        _run_plan(setup, index, runs, outcome)
+        _compare(setup, wanted, outcome)
+        outcome.plans += 1
+    assert outcome.excluded <= may_exclude * outcome.elements, f"{outcome.excluded} of {outcome.elements} elements have no finite error bound"
+    return outcome
+
+
+def _run_plan(setup: Setup, index: int | None, runs: int, outcome: Outcome) -> None:
+    g, before = outcome.graph, None
+    size = g.get_workspace_size() if index is None else g.get_workspace_size_plan_at_index(index)
+    for _ in range(runs):
+        setup.clear_outputs()
+        pack, workspace = setup.pack(), Workspace(size, setup.device)
+        if index is None:
+            g.execute(pack, workspace.argument())
+        else:
+            g.execute_plan_at_index(pack, workspace.argument(), index)
+        setup.fetch()
+        setup.assert_undamaged()
+        workspace.assert_undamaged()
+        now = {i: setup.buffers[i].block.tobytes() for i in setup.operation_graph.outputs}
+        assert before is None or before == now, "two runs of one plan gave different bits"
+        before = now
+
+
+def _compare(setup: Setup, wanted: Mapping[int, Any], outcome: Outcome) -> None:
+    og = setup.operation_graph
+    for i in og.outputs:
+        t = og.tensors[i]
+        got = setup.buffers[i].read()
+        value, bound = wanted[i]
+        outcome.outputs[t.name], outcome.expected[t.name] = got, value
+        outcome.elements += got.size
+        outcome.excluded += assert_close(t.name, got, value, bound, t.dtype)

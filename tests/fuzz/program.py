@@ -72,6 +72,10 @@ class Program:
         expect = {k: (tuple(d), tuple(s)) for k, (d, s) in raw.pop("expect").items()}
         return Program(inputs=inputs, ops=ops, expect=expect, **raw)
 
+    def graph_arguments(self) -> dict[str, data_type]:
+        """Arguments of ``pygraph``."""
+        return {"io_data_type": _dtype(self.io), "intermediate_data_type": _dtype(self.intermediate), "compute_data_type": _dtype(self.compute)}
+
     def without_expectations(self) -> Program:
         """For edited programs, whose shapes may differ."""
         return replace(self, expect={})
@@ -129,11 +133,6 @@ def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> Any:
 
 def check(program: Program, device: str, **options: Any) -> Outcome:
     """Build and run ``program`` on ``device`` and compare with the reference; AssertionError or the library's own error if it does not hold."""
-    kwargs = {
-        "io_data_type": _dtype(program.io),
-        "intermediate_data_type": _dtype(program.intermediate),
-        "compute_data_type": _dtype(program.compute),
-    }
     declared: dict[str, Any] = {}
 
     def build(graph: Any) -> None:
@@ -152,7 +151,7 @@ def check(program: Program, device: str, **options: Any) -> Outcome:
         offsets={i.name: i.offset for i in program.inputs} | {o.out: o.out_offset for o in program.ops},
         values={i.name: i.value for i in program.inputs if i.mode == "by_value"},
         binding=program.binding,
-        graph=kwargs,
+        graph=program.graph_arguments(),
         after_validate=inspect,
         **options,
     )

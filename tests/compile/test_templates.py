@@ -1,0 +1,197 @@
+"""Every CUDA template compiles with no GPU, for sm_80 and sm_90a, and what it becomes is clean: in float32 graphs no double precision, no local memory, no spills."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import graphdnn
+from graphdnn import data_type
+from graphdnn.opspecs.pointwise import POINTWISE
+from graphdnn.opspecs.reduction import REDUCTION
+from tests.helpers import built
+
+D = data_type
+F32 = D.FLOAT
+ARCHS = ("sm_80", "sm_90")
+TEMPLATES = Path(__file__).resolve().parents[2] / "codegen_templates" / "cuda"
+EXEMPT = {"SIN": "argument reduction of large angles", "COS": "argument reduction of large angles", "TAN": "argument reduction of large angles"}
+"""Rows whose float32 form may hold a double-precision instruction or local memory, and why."""
+DOUBLE = re.compile(r"\b(?:D(?:ADD|MUL|FMA|SETP|MNMX|MMA)|\w+\.(?:\w+\.)*F64|MUFU\.\w*64H?)\b")
+LOCAL = re.compile(r"\b(?:LDL|STL)\b")
+ROWS = sorted(set(POINTWISE) - set(EXEMPT))
+CHUNKS = [ROWS[i : i + 6] for i in range(0, len(ROWS), 6)]
+
+
+def tensor(g, dim, dtype=F32, name="", **kwargs):
+    return g.tensor(dim=dim, data_type=dtype, name=name, **({"layout": "row"} | kwargs))
+
+
+def out(t, dtype=F32):
+    return t.set_output(True).set_data_type(dtype)
+
+
+def call(g, mode, inputs):
+    row = POINTWISE[mode]
+    return getattr(g, row.method)(*inputs[: len(row.args)], **({"axis": 1} if mode == "GEN_INDEX" else {}))
+
+
+def rows(modes):
+    def build(g):
+        inputs = [tensor(g, (64, 100)) for _ in range(3)]
+        for mode in modes:
+            out(call(g, mode, inputs))
+
+    return build
+
+
+def reductions(dim, reduced, dtype=F32, modes=tuple(REDUCTION), **kwargs):
+    def build(g):
+        x = tensor(g, dim, dtype, **kwargs)
+        for mode in modes:
+            out(g.reduction(x, graphdnn.reduction_mode[mode]).set_dim(reduced))
+
+    return build
+
+
+def matmul(left=F32, right=F32, result=F32, layouts=("row", "row"), mnk=(200, 136, 72), epilogue=None, prologue=None, batch=2):
+    def build(g):
+        m, n, k = mnk
+        a = tensor(g, (batch, m, k), left, layout=layouts[0])
+        b = tensor(g, (batch, k, n), right, layout=layouts[1])
+        a = prologue(g, a) if prologue else a
+        y = g.matmul(a, b)
+        out(epilogue(g, y) if epilogue else y, result)
+
+    return build
+
+
+def fp8_training(g, y):
+    scale = g.tensor(dim=[1, 1, 1], stride=[1, 1, 1], is_pass_by_value=True, data_type=F32)
+    y = g.gelu(g.add(g.mul(y, scale), tensor(g, (1, 1, 136))))
+    out(g.reduction(y, graphdnn.reduction_mode.AMAX).set_dim([1, 1, 1]))
+    return y
+
+
+def column_sums(g, y):
+    out(g.reduction(y, graphdnn.reduction_mode.ADD).set_dim([1, 1, 136]))
+    return g.relu(y)
+
+
+def movement(g):
+    x = tensor(g, (6, 8, 40))
+    y = g.transpose(g.slice(x, [slice(1, 5), slice(None), slice(0, 40, 2)]), [2, 0, 1]).set_data_type(F32)
+    out(g.reshape(g.relu(y)).set_dim([8, 80]).set_stride([80, 1]))
+    out(g.concatenate([x, tensor(g, (6, 8, 3))], axis=2))
+
+
+GRAPHS = {
+    **{f"pointwise {c[0]}..{c[-1]}": rows(c) for c in CHUNKS},
+    "pointwise bf16 vectors": lambda g: out(g.relu(g.add(tensor(g, (4096, 4096), D.BFLOAT16), tensor(g, (4096, 4096), D.BFLOAT16))), D.BFLOAT16),
+    "pointwise fp8 in, fp16 out": lambda g: out(g.gelu(tensor(g, (64, 128), D.FP8_E4M3)), D.HALF),
+    "pointwise broadcast and permuted": lambda g: out(g.mul(tensor(g, (8, 16, 32), layout="channels_last"), tensor(g, (1, 16, 1)))),
+    "pointwise far strides": lambda g: out(g.neg(g.tensor(dim=(2, 64), stride=(2**32, 1), data_type=F32))).set_dim((2, 64)).set_stride((64, 1)),
+    "reduction rows": reductions((64, 1024), (64, 1)),
+    "reduction columns": reductions((1024, 64), (1, 64), modes=("ADD", "MAX", "NORM2")),
+    "reduction middle, channels last": reductions((8, 32, 20), (8, 1, 20), modes=("AVG", "AMAX"), layout="channels_last"),
+    "reduction split": reductions((2, 1_000_000), (2, 1), modes=("ADD", "AMAX")),
+    "reduction bf16": reductions((64, 1000), (64, 1), D.BFLOAT16, modes=("ADD", "MUL")),
+    "softmax by hand": lambda g: softmax(g, tensor(g, (64, 1000))),
+    "matmul": matmul(),
+    "matmul column": matmul(layouts=("column", "column")),
+    "matmul bf16 fp8 training": matmul(D.BFLOAT16, D.BFLOAT16, D.FP8_E4M3, epilogue=fp8_training),
+    "matmul column sums": matmul(epilogue=column_sums),
+    "matmul prologue": matmul(prologue=lambda g, a: g.relu(g.mul(a, 0.5))),
+    "matmul tiny": matmul(mnk=(3, 5, 7)),
+    "movement": movement,
+}
+OTHER = {
+    "double pointwise": lambda g: out(g.gelu(tensor(g, (64, 100), D.DOUBLE)), D.DOUBLE),
+    "double matmul": matmul(D.DOUBLE, D.DOUBLE, D.DOUBLE),
+    "int8 matmul": matmul(D.INT8, D.INT8, D.INT32),
+    "int64 matmul": matmul(D.INT64, D.INT64, D.INT64),
+    "int32 reduction": reductions((64, 100), (64, 1), D.INT32, modes=("ADD", "MAX", "AVG")),
+    "double reduction": reductions((64, 100), (64, 1), D.DOUBLE, modes=("ADD", "NORM2")),
+    "sin cos tan": rows(sorted(EXEMPT)),
+}
+"""Not float32: they must compile; what their SASS holds is their own business, spills excepted."""
+
+
+def softmax(g, x):
+    m = g.reduction(x, graphdnn.reduction_mode.MAX).set_dim([64, 1])
+    e = g.exp(g.sub(x, m))
+    out(g.div(e, g.reduction(e, graphdnn.reduction_mode.ADD).set_dim([64, 1])))
+
+
+def compiled(build, arch, *, every=False):
+    """The chosen plan, or all plans, of a graph built for ``arch``."""
+    g = graphdnn.pygraph(device=arch, compute_data_type=D.NOT_SET)
+    build(g)
+    built(g, graphdnn.build_plan_policy.ALL if every else None)
+    return g
+
+
+def plan_of(name, arch):
+    return compiled(GRAPHS.get(name) or OTHER[name], arch).plan
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_float32_graphs_compile_to_clean_machine_code(name, arch):
+    plan = plan_of(name, arch)
+    assert plan.kernels, "something was compiled"
+    assert all(k.binary.code.startswith(b"\x7fELF") for k in plan.kernels)
+    sass = plan.sass
+    assert sass.count("EXIT") >= len(plan.kernels), "the disassembly has every kernel"
+    doubles = [line.strip() for line in sass.splitlines() if DOUBLE.search(line)]
+    assert not doubles, f"double precision in a float32 graph: {doubles[:4]}"
+    local = [line.strip() for line in sass.splitlines() if LOCAL.search(line)]
+    assert not local, f"local memory: {local[:4]}"
+    spilled = {r["name"]: r["spill_bytes"] for r in plan.resources if r["spill_bytes"]}
+    assert not spilled, f"bytes of spills: {spilled}"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", OTHER)
+def test_other_graphs_compile_without_spills(name, arch):
+    plan = plan_of(name, arch)
+    assert all(r["registers"] > 0 for r in plan.resources)
+    spilled = {r["name"]: r["spill_bytes"] for r in plan.resources if r["spill_bytes"]}
+    assert not spilled, f"bytes of spills: {spilled}"
+
+
+@pytest.mark.parametrize("mode", EXEMPT)
+def test_exempt_rows_need_their_exemption(mode):
+    """The list of exemptions shrinks when a row no longer needs one."""
+    plan = compiled(rows([mode]), "sm_90").plan
+    assert DOUBLE.search(plan.sass) or LOCAL.search(plan.sass), f"{mode} is clean now: take it off the list"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", ["matmul", "reduction rows", "reduction split", "pointwise bf16 vectors", "matmul bf16 fp8 training"])
+def test_every_candidate_is_clean(name, arch):
+    """All engines and knob sets, not only the one that the heuristic puts first."""
+    g = compiled(GRAPHS[name], arch, every=True)
+    plans = [p for p in g._plans if p.built]
+    assert len(plans) == g.get_execution_plan_count(), f"some candidates did not build: {g._plans.rejections}"
+    for plan in plans:
+        assert not any(r["spill_bytes"] for r in plan.resources), plan.name
+        assert not LOCAL.search(plan.sass), plan.name
+        assert not DOUBLE.search(plan.sass), plan.name
+
+
+def test_no_template_is_left_out():
+    """Each file under codegen_templates/cuda that is a kernel (not a file of macros) is used by a graph above."""
+    used: set[str] = set()
+    for build in (*GRAPHS.values(), *OTHER.values()):
+        g = graphdnn.pygraph(device="sm_90", compute_data_type=D.NOT_SET)
+        build(g)
+        g.validate()
+        g.build_operation_graph()
+        g.create_execution_plans([graphdnn.heur_mode.A, graphdnn.heur_mode.FALLBACK])
+        used.update(spec.template for p in g._plans for spec in p.recipe.kernels)
+    kernels = {f"cuda/{p.name}" for p in TEMPLATES.glob("*.j2") if re.search(r"^\s*def \{\{", p.read_text(), re.M)}
+    assert kernels, "templates were found"
+    assert kernels <= used, f"no graph uses {sorted(kernels - used)}"

@@ -1,0 +1,171 @@
+"""``python -m tests.fuzz.run --device cpu --count 2000 --seed 0``: random graphs, a table, and a script for every seed that fails.
+
+Seeds are run by a worker process, so that a crash is a failed seed like any other and the run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.fuzz.generator import SMALL, Limits
+from tests.fuzz.program import Program, check, script
+from tests.fuzz.repair import tame
+from tests.fuzz.shrink import shrink
+
+BATCH = 200
+"""Seeds per worker process; bounds what a leak can cost."""
+PATIENCE = 300.0
+"""Seconds without a result after which a worker is taken for hung."""
+
+
+@dataclass
+class Result:
+    """Of one seed. ``problem`` is empty if all is well."""
+
+    seed: int
+    problem: str = ""
+    detail: str = ""
+    ops: int = 0
+    elements: int = 0
+    excluded: int = 0
+    seconds: float = 0.0
+
+
+def limits_for(device: str) -> Limits:
+    """Sizes that suit the device."""
+    return SMALL if device == "cudasim" else Limits()
+
+
+def run_seed(seed: int, device: str) -> Result:
+    """Generate, build, run and compare."""
+    started = time.perf_counter()
+    program = tame(seed, limits_for(device))
+    result = Result(seed, ops=len(program.ops))
+    try:
+        outcome = check(program, device)
+        result.elements, result.excluded = outcome.elements, outcome.excluded
+    except Exception as error:
+        result.problem = signature(error)
+        result.detail = "".join(traceback.format_exception(error)[-6:])
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def signature(error: BaseException) -> str:
+    """First line of an error, without numbers: what two failing seeds have in common."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first[:160]}"
+
+
+def worker(device: str, seeds: list[int]) -> None:
+    """Print a line before and one after every seed."""
+    for seed in seeds:
+        print(json.dumps({"start": seed}), flush=True)
+        print(json.dumps(asdict(run_seed(seed, device))), flush=True)
+
+
+def run(device: str, seeds: list[int]) -> list[Result]:
+    """Results of all seeds, each batch in a process of its own."""
+    results: list[Result] = []
+    todo = list(seeds)
+    while todo:
+        batch = todo[:BATCH]
+        done, lost = _batch(device, batch)
+        results.extend(done)
+        if lost is not None:
+            results.append(lost)
+        todo = todo[len(done) + (lost is not None) :]
+        failed = sum(bool(r.problem) for r in results)
+        print(f"{device}: {len(results)} of {len(seeds)} seeds, {failed} failed", file=sys.stderr, flush=True)
+    return results
+
+
+def _batch(device: str, seeds: list[int]) -> tuple[list[Result], Result | None]:
+    command = [sys.executable, "-m", "tests.fuzz.run", "--device", device, "--worker", *map(str, seeds)]
+    done: list[Result] = []
+    current = seeds[0]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2]) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            record = json.loads(line)
+            if "start" in record:
+                current = record["start"]
+            else:
+                done.append(Result(**record))
+        code = process.wait()
+    if len(done) == len(seeds):
+        return done, None
+    return done, Result(current, problem=f"the process ended with status {code}")
+
+
+def report(results: list[Result], device: str, out: Path | None, *, shrinking: bool = True) -> int:
+    """Print the table; write a script per kind of failure. The number of failed seeds."""
+    failed = [r for r in results if r.problem]
+    elements, excluded = sum(r.elements for r in results), sum(r.excluded for r in results)
+    print(f"{'device':<10} {'graphs':>7} {'ops':>7} {'elements':>10} {'not compared':>13} {'failed':>7} {'seconds':>8}")
+    share = f"{excluded / max(elements, 1):.3%}"
+    print(f"{device:<10} {len(results):>7} {sum(r.ops for r in results):>7} {elements:>10} {share:>13} {len(failed):>7} {sum(r.seconds for r in results):>8.1f}")
+    kinds = Counter(r.problem for r in failed)
+    for problem, count in kinds.most_common():
+        seeds = [r.seed for r in failed if r.problem == problem]
+        print(f"\n{count} x {problem}\n    seeds {seeds[:12]}{' ...' if count > 12 else ''}")
+        first = next(r for r in failed if r.problem == problem)
+        program = tame(first.seed, limits_for(device))
+        if shrinking and first.detail:
+            program = shrink(program, lambda p: still_fails(p, device, first.problem))
+        text = script(program, device, f"seed {first.seed} on {device}: {problem}")
+        if out is None:
+            print(text)
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"seed_{first.seed}_{device.replace(':', '')}.py").write_text(text)
+    return len(failed)
+
+
+def still_fails(program: Program, device: str, problem: str) -> bool:
+    """Whether a smaller program fails with the same class of error."""
+    try:
+        check(program, device)
+    except Exception as error:
+        return type(error).__name__ == problem.split(":")[0]
+    return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; the status is 1 if a seed failed or too much could not be compared."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--out", type=Path, help="folder for scripts of failing seeds; default: print them")
+    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--show", action="store_true", help="print the program of --seed and stop")
+    parser.add_argument("--worker", nargs="*", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.show:
+        print(script(tame(options.seed, limits_for(options.device)), options.device, f"seed {options.seed}"))
+        return 0
+    if options.worker is not None:
+        worker(options.device, options.worker)
+        return 0
+    results = run(options.device, list(range(options.seed, options.seed + options.count)))
+    failed = report(results, options.device, options.out, shrinking=not options.no_shrink)
+    compared = sum(r.elements for r in results)
+    too_many = sum(r.excluded for r in results) > 0.05 * compared
+    if too_many:
+        print("more than 5 % of the elements could not be compared")
+    return 1 if failed or too_many else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
