@@ -1,0 +1,19 @@
+"""What an op means, independent of any target: ports, attributes, shape rule, checks, NumPy reference.
+
+::
+
+    registry.py    SPECS: JSON tag -> OpSpec, collected from the modules listed there; spec(tag)
+      pointwise.py   the table of pointwise modes (expression in the common dialect, reference beside it) and the POINTWISE op
+      reduction.py   the table of reduction modes and the REDUCTION op
+      matmul.py      MATMUL
+      movement.py    RESHAPE, TRANSPOSE, SLICE, CONCATENATE
+    shapes.py      rules that ops share: broadcasting, filling in dims and strides, strides that overlap
+    evaluate.py    walks an expression of the common dialect over any algebra (arrays, error intervals)
+    spans.py       the algebra of error intervals: what float or integer arithmetic of a compute type may give
+    folds.py       error intervals of reductions and matrix products
+    rounding.py    values <-> data types <-> memory, by the numerics contract
+    scalars.py     NumPy functions that NumPy lacks: erf, integer power, rounded integer division
+    spec.py        OpSpec, the record that every op fills in
+
+Adding an op: a module with a tuple ``SPECS`` of OpSpecs, and its name in ``registry.MODULES``.
+"""
