@@ -225,7 +225,7 @@ def _open() -> Driver:
                 "no NVIDIA driver on this machine",
                 expected=f"the driver's library {_LIBRARY}",
                 found=str(exc),
-                fix="install the NVIDIA driver (containers: docker run --gpus all), use device='cpu', or build without running with a described device such as device='sm_90'",
+                fix="install the NVIDIA driver (containers: docker run --gpus all), use device='cpu', or build for a described device ('sm_90')",
             )
         ) from None
     opened = Driver(library)

@@ -146,7 +146,7 @@ _GPUS: dict[str, _Gpu] = {
     "sm_80": _Gpu("NVIDIA A100-SXM4-80GB", 108, (163, 164), 40, 1.41, 2039, _rates(2048, 1024, 0, 4096, 128, 64)),
     "sm_86": _Gpu("NVIDIA GeForce RTX 3090", 82, (99, 100), 6, 1.695, 936, _rates(512, 256, 0, 2048, 256, 4)),
     "sm_89": _Gpu("NVIDIA L40S", 142, (99, 100), 96, 2.52, 864, _rates(1024, 512, 2048, 2048, 256, 4)),
-    "sm_90a": _Gpu("NVIDIA H200", 132, (227, 228), 60, 1.98, 4917, _rates(4096, 2048, 8192, 8192, 256, 128)),
+    "sm_90a": _Gpu("NVIDIA H200", 132, (227, 228), 60, 1.98, 4916.7, _rates(4096, 2048, 8192, 8192, 256, 128)),
     "sm_100": _Gpu("NVIDIA B200", 148, (227, 228), 126, 1.85, 8000, _rates(8192, 4096, 16384, 16384, 256, 128, 32768)),
     "sm_120": _Gpu("NVIDIA GeForce RTX 5090", 170, (99, 100), 96, 2.41, 1792, _rates(512, 256, 1024, 2048, 256, 4, 4096)),
 }
@@ -301,14 +301,8 @@ def cuda(index: int = 0) -> DeviceProps:
     driver = _libcuda.driver()
     count = driver.value("cuDeviceGetCount")
     if not 0 <= index < count:
-        raise ValidationError(
-            explain(
-                "no such CUDA device",
-                expected=f"an index from 0 to {count - 1}",
-                found=f"cuda:{index}",
-                fix="check CUDA_VISIBLE_DEVICES; nvidia-smi lists the GPUs",
-            )
-        )
+        fix = "check CUDA_VISIBLE_DEVICES; nvidia-smi lists the GPUs"
+        raise ValidationError(explain("no such CUDA device", expected=f"an index from 0 to {count - 1}", found=f"cuda:{index}", fix=fix))
     return _cuda(index, driver)
 
 
@@ -319,13 +313,9 @@ def _cuda(index: int, driver: Driver) -> DeviceProps:
     capability = (read["major"], read["minor"])
     name = _gpu_name(driver, ordinal)
     if capability < _OLDEST:
+        found = f"{capability[0]}.{capability[1]}"
         raise ExecutionError(
-            explain(
-                f"GPU {index} ({name}) is too old",
-                expected="compute capability 8.0 or newer",
-                found=f"{capability[0]}.{capability[1]}",
-                fix="use device='cpu'",
-            )
+            explain(f"GPU {index} ({name}) is too old", expected="compute capability 8.0 or newer", found=found, fix="use device='cpu'")
         )
     # Throughput per clock is not among the attributes: take it from the newest known architecture that is not newer than the GPU.
     row = _GPUS[max((a for a in _GPUS if split_arch(a)[:2] <= capability), key=lambda a: split_arch(a)[:2])]

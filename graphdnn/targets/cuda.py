@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from graphdnn import env
@@ -78,6 +76,8 @@ class CudaTarget(Target):
 
 def _numba_ptx(source: Source, arch: str, lineinfo: bool) -> str:
     """PTX as numba prints it."""
+    from importlib.util import find_spec
+
     if find_spec("numba_cuda") is None:
         raise BuildError(
             explain(
@@ -144,6 +144,8 @@ def _numba_type(types: Any, param: Param) -> Any:
 
 def _function(source: Source, lineinfo: bool) -> Callable[..., None]:
     """The Python function of the text, with its lines known to tracebacks and to numba's messages."""
+    import linecache
+
     from graphdnn import intrinsics
 
     name = _text_file(source) if lineinfo else f"<graphdnn {source.entry}>"
@@ -166,13 +168,15 @@ def _text_file(source: Source) -> str:
 
 
 def _finish_ptx(ptx: str, source: Source) -> str:
-    """Every change to numba's PTX, in order: the entry gets its stable name, and numba's environment variable, which nothing reads, goes.
+    """Every change to numba's PTX, in order: the entry gets its stable name, numba's environment variable, which nothing reads, goes, and shared
+    arrays are numbered from 0. All of these carry a count of what the process compiled before, so equal kernels would differ.
 
-    Both carry a count of what the process compiled before, so equal kernels would differ. A kind of parameter that numba cannot declare (a TMA
-    descriptor by value) is declared as integers and rewritten here.
+    A kind of parameter that numba cannot declare (a TMA descriptor by value) is declared as integers and rewritten here.
     """
     found = re.search(r"\.entry\s+([\w$]+)\s*\(", ptx)
     if found is None:
         raise BuildError(explain(f"no entry in the PTX of kernel '{source.entry}'", expected="one .entry", found=ptx[:500]))
     ptx = ptx.replace(found[1], source.entry)
-    return re.sub(r"^\.common \.global .*NumbaEnv.*;\n", "", ptx, flags=re.MULTILINE)
+    ptx = re.sub(r"^\.common \.global .*NumbaEnv.*;\n", "", ptx, flags=re.MULTILINE)
+    numbers: dict[str, int] = {}
+    return re.sub(r"\b_cudapy_smem_(\d+)\b", lambda m: f"{source.entry}_shared_{numbers.setdefault(m[1], len(numbers))}", ptx)

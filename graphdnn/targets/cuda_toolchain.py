@@ -2,6 +2,9 @@
 
 PTX is assembled by ptxas, not by nvJitLink: given the same PTX, nvJitLink drops setmaxnreg and serializes wgmma (seen on an H200, toolkits 13.0
 and 13.5). The ptxas that belongs to the libNVVM that wrote the PTX is preferred; an older one refuses the PTX's version.
+
+``key`` is on the path of a plan that comes from the cache: importing this module must cost little, so modules that only compiling needs are
+imported where they are used.
 """
 
 from __future__ import annotations
@@ -9,17 +12,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphdnn import env
 from graphdnn.errors import BuildError, ExecutionError, explain
+
+if TYPE_CHECKING:
+    import subprocess
 
 INSTALL = "pip install 'graphdnn[cu13]' (or [cu12] for a CUDA 12 driver)"
 _COMPILER = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
@@ -69,6 +72,8 @@ def _system_tools(name: str) -> Iterator[Path]:
         if os.environ.get(variable):
             yield Path(os.environ[variable]) / "bin" / name
     yield Path("/usr/local/cuda/bin") / name
+    import shutil
+
     on_path = shutil.which(name)
     if on_path:
         yield Path(on_path)
@@ -131,6 +136,8 @@ def _release(text: str) -> tuple[int, int]:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    import subprocess
+
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -167,6 +174,8 @@ class Assembled:
 
 def assemble(ptx: str, arch: str, entry: str, lineinfo: bool = False) -> Assembled:
     """Machine code of ``ptx``. Raises BuildError with ptxas's own message, or that says what to install."""
+    import tempfile
+
     tool = ptxas_for(ptx)
     with tempfile.TemporaryDirectory(prefix="graphdnn-") as folder:
         # One fixed name: a temporary one would be written into the cubin and make equal kernels differ.
@@ -200,6 +209,8 @@ def _figures(log: str) -> tuple[int, int, int, int, int]:
 
 def disassemble(cubin: bytes) -> str:
     """SASS of a cubin as cuobjdump prints it. Raises BuildError without cuobjdump or nvdisasm, or if the cubin is damaged."""
+    import tempfile
+
     found = tools("cuobjdump")
     if not found:
         raise BuildError(explain("SASS cannot be shown without cuobjdump", expected="cuobjdump and nvdisasm", found="no cuobjdump", fix=INSTALL))

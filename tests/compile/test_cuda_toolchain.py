@@ -95,8 +95,8 @@ def test_doubles_and_local_memory_are_seen() -> None:
 def scale_exp_1(x, y, s, n):
     a = cuda.local.array(64, float32)
     for i in range(64):
-        a[i] = x[i]
-    y[0] = float32(float64(a[uint32(n) & uint32(63)]) * float64(s))
+        a[uint32(uint32(i) * uint32(n)) & uint32(63)] = x[i]
+    y[0] = float32(float64(a[uint32(n) & uint32(63)]) * float64(s) + float64(y[1]))
 """
     for arch in ARCHS:
         seen = inspect(source(text), arch)
@@ -237,7 +237,7 @@ def test_key_names_versions_and_imports_no_compiler() -> None:
 
 
 def test_key_of_a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "installed", lambda: {})
+    monkeypatch.setattr(toolchain, "installed", dict)
     assert " numba-cuda=none " in toolchain.key("sm_80")
 
 
