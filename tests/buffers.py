@@ -123,7 +123,8 @@ class Guarded:
             changed = np.union1d(changed, self._spoiled_nibbles()) if bits == 4 else changed
         if not changed.size:
             return ""
-        return f"{changed.size} bytes outside the {'elements' if written else 'allowed set'} changed, first at {changed[0] - self.start} from the tensor's start"
+        what = "outside the elements" if written else "of an input"
+        return f"{changed.size} bytes {what} changed, first at {changed[0] - self.start} from the tensor's start"
 
     def _spoiled_nibbles(self) -> Array:
         """Bytes in which a half that belongs to no element has changed."""

@@ -38,7 +38,9 @@ print(graphdnn.__file__)
 
 
 def test_I1_runs_without_torch_or_cuda(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=CLEAN | {"GRAPHDNN_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=CLEAN | {"GRAPHDNN_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -55,7 +57,9 @@ def test_I2_editable_install_imports_and_runs(tmp_path):
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(copy)]
     done = subprocess.run(install, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([str(python), "-c", PROGRAM], cwd=tmp_path, env=CLEAN | {"GRAPHDNN_CACHE_DIR": str(tmp_path / "cache")}, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(python), "-c", PROGRAM], cwd=tmp_path, env=CLEAN | {"GRAPHDNN_CACHE_DIR": str(tmp_path / "cache")}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith(str(copy)), "the copy is what was imported"
 

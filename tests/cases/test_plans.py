@@ -47,10 +47,19 @@ PAIRS = {
         lambda g, x: g.reduction(x, graphdnn.reduction_mode.MAX).set_dim([2, 3, 1]),
         lambda g, x: g.reduction(x, graphdnn.reduction_mode.AMAX).set_dim([2, 3, 1]),
     ),
-    "slice start": (lambda g, x: g.slice(x, [slice(0, 1), slice(0, 2), slice(None)]), lambda g, x: g.slice(x, [slice(0, 1), slice(1, 3), slice(None)])),
-    "slice step": (lambda g, x: g.slice(x, [slice(0, 2), slice(0, 3), slice(0, 4, 2)]), lambda g, x: g.slice(x, [slice(0, 2), slice(0, 3), slice(0, 4, 3)])),
+    "slice start": (
+        lambda g, x: g.slice(x, [slice(0, 1), slice(0, 2), slice(None)]),
+        lambda g, x: g.slice(x, [slice(0, 1), slice(1, 3), slice(None)]),
+    ),
+    "slice step": (
+        lambda g, x: g.slice(x, [slice(0, 2), slice(0, 3), slice(0, 4, 2)]),
+        lambda g, x: g.slice(x, [slice(0, 2), slice(0, 3), slice(0, 4, 3)]),
+    ),
     "permutation": (lambda g, x: g.reshape(g.transpose(x, [0, 2, 1])).set_dim([24]), lambda g, x: g.reshape(g.transpose(x, [1, 0, 2])).set_dim([24])),
-    "rounding of a virtual tensor": (lambda g, x: g.neg(g.mul(x, 1.1).set_data_type(data_type.HALF)), lambda g, x: g.neg(g.mul(x, 1.1).set_data_type(data_type.BFLOAT16))),
+    "rounding of a virtual tensor": (
+        lambda g, x: g.neg(g.mul(x, 1.1).set_data_type(data_type.HALF)),
+        lambda g, x: g.neg(g.mul(x, 1.1).set_data_type(data_type.BFLOAT16)),
+    ),
     "operand order": (lambda g, x: g.sub(x, 1.0), lambda g, x: g.sub(g.tensor_scalar(1.0, graphdnn.scalar_type.COMPILE_TIME_CONST), x)),
 }
 
@@ -201,7 +210,12 @@ def _in_new_process(folder) -> dict[str, int]:
         "a = np.arange(24, dtype=np.float32) - 12\nout = np.zeros(24, np.float32)\ng.execute({1: a, 2: out}, None)\n"
         "assert (out == np.maximum(a + 0.5, 0)).all()\nprint(json.dumps({'misses': cache.counters.misses, 'disk_hits': cache.counters.disk_hits}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "GRAPHDNN_CACHE_DIR": str(folder)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "GRAPHDNN_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

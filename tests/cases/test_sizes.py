@@ -22,7 +22,6 @@ def _sparse(count: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE), np.uint8)
 
 
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cudasim", marks=pytest.mark.sim)])
 def test_B2_view_whose_offsets_pass_2_to_31(device):
     """Two rows FAR bytes apart, read and written: an offset that wraps would leave the block."""
@@ -95,7 +94,8 @@ def test_B3_pointwise_on_nothing(device, dim):
 
 
 @pytest.mark.parametrize(
-    ("mode", "want"), [("ADD", 0), ("MUL", 1), ("MAX", -math.inf), ("MIN", math.inf), ("AVG", math.nan), ("NORM1", 0), ("NORM2", 0), ("MUL_NO_ZEROS", 1)]
+    ("mode", "want"),
+    [("ADD", 0), ("MUL", 1), ("MAX", -math.inf), ("MIN", math.inf), ("AVG", math.nan), ("NORM1", 0), ("NORM2", 0), ("MUL_NO_ZEROS", 1)],
 )
 def test_B3_reduction_of_nothing_gives_the_identity(device, mode, want):
     def build(g):

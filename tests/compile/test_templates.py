@@ -1,4 +1,4 @@
-"""Every CUDA template compiles with no GPU, for sm_80 and sm_90a, and what it becomes is clean: in float32 graphs no double precision, no local memory, no spills."""
+"""Every CUDA template compiles with no GPU, for sm_80 and sm_90a; in float32 graphs SASS has no double precision, no local memory, no spills."""
 
 from __future__ import annotations
 

@@ -114,9 +114,20 @@ PROLOGUES = {
     "A * scale row, B + 1": lambda g, a, b: (g.mul(a, vector(g, (2, 5, 1), "s")), g.add(b, 1.0)),
     "sigmoid(B)": lambda g, a, b: (a, g.sigmoid(b)),
     "A transposed view": lambda g, a, b: (g.transpose(g.neg(g.tensor(dim=(2, 11, 5), layout="row", data_type=F32, name="at")), [0, 2, 1]), b),
-    "A sliced": lambda g, a, b: (g.slice(g.tensor(dim=(2, 9, 22), layout="row", data_type=F32, name="wide"), [slice(None), slice(2, 7), slice(0, 22, 2)]), b),
-    "A concatenated": lambda g, a, b: (g.concatenate([g.tensor(dim=(2, 5, 4), layout="row", data_type=F32, name="p"), g.tensor(dim=(2, 5, 7), layout="row", data_type=F32, name="q")], axis=2), b),
-    "A reshaped": lambda g, a, b: (g.reshape(g.tensor(dim=(10, 11), layout="row", data_type=F32, name="flat")).set_dim((2, 5, 11)).set_stride((55, 11, 1)), b),
+    "A sliced": lambda g, a, b: (
+        g.slice(g.tensor(dim=(2, 9, 22), layout="row", data_type=F32, name="wide"), [slice(None), slice(2, 7), slice(0, 22, 2)]),
+        b,
+    ),
+    "A concatenated": lambda g, a, b: (
+        g.concatenate(
+            [g.tensor(dim=(2, 5, 4), layout="row", data_type=F32, name="p"), g.tensor(dim=(2, 5, 7), layout="row", data_type=F32, name="q")], axis=2
+        ),
+        b,
+    ),
+    "A reshaped": lambda g, a, b: (
+        g.reshape(g.tensor(dim=(10, 11), layout="row", data_type=F32, name="flat")).set_dim((2, 5, 11)).set_stride((55, 11, 1)),
+        b,
+    ),
     "index": lambda g, a, b: (g.add(a, g.gen_index(a, axis=2)), b),
 }
 

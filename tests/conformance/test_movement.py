@@ -42,7 +42,9 @@ def _output(t, dtype):
     return t.set_name("y").set_output(True).set_data_type(dtype)
 
 
-@pytest.mark.parametrize("dtype", [F32, data_type.BFLOAT16, data_type.FP8_E4M3, data_type.DOUBLE, data_type.INT64, data_type.BOOLEAN], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "dtype", [F32, data_type.BFLOAT16, data_type.FP8_E4M3, data_type.DOUBLE, data_type.INT64, data_type.BOOLEAN], ids=lambda d: d.name
+)
 @pytest.mark.parametrize("move", MOVES)
 def test_alone(device, move, dtype):
     check_graph(lambda g: _output(MOVES[move](g, _input(g, dtype)), dtype), device)
@@ -96,7 +98,16 @@ def test_after_a_reduction(device, move):
     check_graph(build, device, graph={"compute_data_type": F32})
 
 
-@pytest.mark.parametrize("pair", list(itertools.product([m for m in MOVES if m not in ("reshape merge", "reshape mix", "reshape flat", "reshape split", "reshape logical")], ["transpose", "slice"])), ids=str)
+@pytest.mark.parametrize(
+    "pair",
+    list(
+        itertools.product(
+            [m for m in MOVES if m not in ("reshape merge", "reshape mix", "reshape flat", "reshape split", "reshape logical")],
+            ["transpose", "slice"],
+        )
+    ),
+    ids=str,
+)
 def test_chains(device, pair):
     """Two moves of rank 3, then a reshape across what they left."""
 

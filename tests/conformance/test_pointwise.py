@@ -99,7 +99,9 @@ def test_layouts_of_outputs(device, name, dtype):
     check_graph(build, device, offsets={"y": offset})
 
 
-@pytest.mark.parametrize("shapes", [((2, 1, 5), (3, 1)), ((1, 1, 1), (2, 3, 5)), ((2, 3, 1), (1, 3, 5)), ((5,), (2, 3, 1)), ((), (2, 3)), ((2, 3), ()), ((1,), (1, 1))])
+@pytest.mark.parametrize(
+    "shapes", [((2, 1, 5), (3, 1)), ((1, 1, 1), (2, 3, 5)), ((2, 3, 1), (1, 3, 5)), ((5,), (2, 3, 1)), ((), (2, 3)), ((2, 3), ()), ((1,), (1, 1))]
+)
 def test_broadcasts(device, shapes):
     def build(g):
         a, b = (g.tensor(dim=d, layout="row", data_type=F32, name=n) for d, n in zip(shapes, "ab", strict=True))
@@ -184,7 +186,30 @@ def test_conversion_to_every_type(device, source):
 @pytest.mark.parametrize("compute", [data_type.DOUBLE, data_type.FLOAT], ids=lambda d: d.name)
 def test_roundings_to_narrow_types_are_half_to_even(device, compute):
     """Ties and overflow of every narrow type, from float32 and float64 values."""
-    ties = [0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 128.0, -128.5, 254.5, 255.5, 256.0, 447.9, 464.0, 480.0, 1e6, -1e6, 1.0625, 1.1875, 2.0**-10, 1.5 * 2.0**-10, 3e38]
+    ties = [
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        126.5,
+        127.5,
+        128.0,
+        -128.5,
+        254.5,
+        255.5,
+        256.0,
+        447.9,
+        464.0,
+        480.0,
+        1e6,
+        -1e6,
+        1.0625,
+        1.1875,
+        2.0**-10,
+        1.5 * 2.0**-10,
+        3e38,
+    ]
     types = [d for d in storable() if info(d).bits <= 16]
 
     def build(g):

@@ -72,7 +72,13 @@ def test_nan_and_infinities(device, axes):
     check_graph(all_modes((4, 33), axes, F32), device, data={"x": Data("special", -1, 1)})
 
 
-LONG = {"one long row": ((1, 70_000), (1,)), "few long rows": ((3, 20_001), (1,)), "few long columns": ((20_001, 3), (0,)), "everything": ((129, 257), (0, 1)), "middle": ((2, 5000, 3), (1,))}
+LONG = {
+    "one long row": ((1, 70_000), (1,)),
+    "few long rows": ((3, 20_001), (1,)),
+    "few long columns": ((20_001, 3), (0,)),
+    "everything": ((129, 257), (0, 1)),
+    "middle": ((2, 5000, 3), (1,)),
+}
 
 
 @pytest.mark.parametrize("name", LONG)

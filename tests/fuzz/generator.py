@@ -15,8 +15,8 @@ import numpy as np
 from graphdnn.ir import layout
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION
-from tests.buffers import positions
 from tests.fuzz.program import Dims, Input, Op, Program
+from tests.fuzz.shapes import Limits, Shapes, overlaps
 from tests.helpers import Data
 
 FLOATS = ("FLOAT", "FLOAT", "FLOAT", "HALF", "BFLOAT16", "DOUBLE", "FP8_E4M3", "FP8_E5M2")
@@ -25,22 +25,10 @@ POSITIVE = {"log", "sqrt", "rsqrt", "pow"}
 """Methods whose first operand is mostly made positive."""
 NONZERO = {"div", "mod", "reciprocal"}
 """Methods whose last operand is mostly made non-zero."""
-METHODS = {row.method: row for row in POINTWISE.values()}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes: elements of any tensor, multiply-adds of a matmul, ops, ``long``: whether one dim may be in the thousands."""
-
-    elements: int = 3000
-    work: int = 60_000
-    ops: int = 8
-    rank: int = 6
-    long: bool = True
-
-
-SMALL = Limits(elements=48, work=400, ops=4, rank=4, long=False)
-"""For the simulator, which runs a Python thread per CUDA thread."""
+METHODS = {m.method: (m.args, m.params) for row in POINTWISE.values() for m in (row, *row.aliases)}
+"""Method -> (operands, other keywords)."""
+NUMBERS = {"negative_slope": (0.0, 0.1, -0.5), "lower_clip": (0.0, -0.5, 0.25), "upper_clip": (6.0, 1.0, 0.75), "swish_beta": (0.5, 1.5, -1.0)}
+"""Values of keywords; a new keyword in the table needs a line here."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +42,11 @@ class Value:
     dtype: str
 
 
-def overlaps(dim: Dims, stride: Dims) -> bool:
-    """Whether two logical elements share a place."""
-    at = positions(dim, stride).reshape(-1)
-    return len(np.unique(at)) != len(at)
-
-
-class Generator:
+class Generator(Shapes):
     """State while one program is drawn."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
-        self.r = random.Random(seed)
-        self.limits = limits
+        super().__init__(random.Random(seed), limits)
         self.seed = seed
         self.inputs: list[Input] = []
         self.ops: list[Op] = []
@@ -73,47 +54,6 @@ class Generator:
         self.expect: dict[str, tuple[Dims, Dims]] = {}
         self.intermediate = self.r.choice((None, None, "FLOAT", "FLOAT", "DOUBLE", "HALF", "BFLOAT16"))
         self.compute = self.r.choice((None, None, None, "FLOAT", "DOUBLE"))
-
-    # ---------------------------------------------------------------------------------------------------------------- shapes and layouts
-    def dims(self) -> Dims:
-        """A random shape within the limits; sometimes with a 0, sometimes with a long last dim."""
-        r, rank = self.r, self.r.choice([n for n in (0, 1, 2, 2, 3, 3, 3, 4, 4, 5, 6) if n <= self.limits.rank])
-        if rank and self.limits.long and r.random() < 0.08:
-            return tuple(r.choice((1, 2, 3)) for _ in range(rank - 1))[:2] + (r.choice((257, 1000, 1025, 4099)),)
-        out: list[int] = []
-        for _ in range(rank):
-            room = self.limits.elements // max(math.prod(out), 1)
-            out.append(r.choice([d for d in (1, 1, 2, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 33, 64, 65) if d <= max(room, 1)]))
-        r.shuffle(out)
-        if rank and r.random() < 0.03:
-            out[r.randrange(rank)] = 0
-        return tuple(out)
-
-    def strides(self, dim: Dims, *, repeat: bool) -> Dims:
-        """A random layout: order, padding, junk strides on size-1 dims; ``repeat``: perhaps stride 0 on a dim."""
-        r, rank = self.r, len(dim)
-        order = list(range(rank))[::-1]
-        if r.random() < 0.5:
-            r.shuffle(order)
-        pad, step, out = r.random() < 0.3, 1, [0] * rank
-        for axis in order:
-            out[axis] = step
-            step *= max(dim[axis], 1)
-            step += r.choice((0, 1, 3, 8)) if pad else 0
-        if pad and r.random() < 0.3:
-            out = [s * 2 for s in out]
-        for axis in range(rank):
-            if dim[axis] == 1 and r.random() < 0.3:
-                out[axis] = r.choice((0, 1, 2, 7, 100))
-        if repeat and rank and r.random() < 0.12:
-            out[r.randrange(rank)] = 0
-        return tuple(out)
-
-    def narrowed(self, dim: Dims) -> Dims:
-        """Dims that broadcast to ``dim``."""
-        r = self.r
-        out = [1 if r.random() < 0.35 else d for d in dim]
-        return tuple(out[r.randrange(len(out)) :] if out and r.random() < 0.15 else out)
 
     # ------------------------------------------------------------------------------------------------------------------------- inputs
     def buffer(self, dim: Dims, dtype: str | None = None) -> Value:
@@ -157,9 +97,11 @@ class Generator:
     def pick(self, want: object = None) -> Value:
         """A value, newer ones likelier, that ``want`` accepts; a new input if there is none."""
         options = [v for v in self.pool if want is None or want(v)]  # type: ignore[operator]
-        if not options or self.r.random() < 0.1 and want is None:
+        if not options or self.r.random() < 0.05 and want is None:
             return self.buffer(self.dims())
-        return self.r.choice(options[-4:] if self.r.random() < 0.7 else options)
+        made = [v for v in options if v.name.startswith("t")]
+        options = made if made and self.r.random() < 0.75 else options
+        return self.r.choice(options[-3:] if self.r.random() < 0.6 else options)
 
     def partner(self, a: Value) -> Value:
         """A second operand: a pool value that broadcasts with ``a`` within the limits, or a new input."""
@@ -170,7 +112,7 @@ class Generator:
             except ValueError:
                 return False
 
-        if self.r.random() < 0.5:
+        if self.r.random() < 0.5 and any(fits(v) for v in self.pool):
             return self.pick(fits)
         if self.r.random() < 0.3 and 1 in a.dim:
             wider = tuple(d if d != 1 else self.r.choice((1, 2, 3, 5)) for d in a.dim)
@@ -183,7 +125,11 @@ class Generator:
         """Append ``op`` with a random setting of its result; ``keep_dtype``: the result must have this dtype (movement ops)."""
         r = self.r
         output = r.random() < 0.25
-        dtype = keep_dtype or (r.choice(FLOATS if kind == "f" or r.random() < 0.4 else INTS) if output or r.random() < 0.2 else None)
+        dtype = (
+            keep_dtype
+            if keep_dtype and r.random() < 0.8
+            else (r.choice(FLOATS if kind == "f" or r.random() < 0.4 else INTS) if output or r.random() < 0.2 else None)
+        )
         op = replace(op, output=output, out_dtype=dtype)
         if op.out_dim is None and output and r.random() < 0.5:
             stride = self.strides(dim, repeat=False)
@@ -207,7 +153,7 @@ class Generator:
     def pointwise(self) -> None:
         r = self.r
         method = r.choice(sorted(METHODS))
-        count = len(METHODS[method].args)
+        count = len(METHODS[method][0])
         operands = [self.pick()]
         if method in POSITIVE and r.random() < 0.8:
             operands = [self.positive(operands[0])]
@@ -225,10 +171,9 @@ class Generator:
             args.reverse()
             operands.reverse()
         dim = tuple(np.broadcast_shapes(*(v.dim for v in operands)))
-        kwargs = self.options(method, dim)
         if method == "gen_index" and not dim:
             return
-        op = Op(method, tuple(args), self.name(), kwargs, self.node_compute())
+        op = Op(method, tuple(args), self.name(), self.options(method, len(dim)), self.node_compute())
         self.emit(op, dim, self.inherited(operands, dim, scalars=len(args) != len(operands)), self.kind(operands, method))
 
     def positive(self, value: Value) -> Value:
@@ -241,16 +186,11 @@ class Generator:
         self.ops.append(b)
         return self.add(Value(b.out, value.dim, None, _kind(held), held))
 
-    def options(self, method: str, dim: Dims) -> dict[str, float | int]:
-        """Values of the method's own arguments."""
+    def options(self, method: str, rank: int) -> dict[str, float | int]:
+        """Values of the method's own arguments: required ones always, others mostly."""
         r = self.r
-        if method == "gen_index":
-            return {"axis": r.randrange(len(dim))} if dim else {}
-        if method in ("relu", "relu_backward") and r.random() < 0.6:
-            return {"negative_slope": r.choice((0.0, 0.1)), "lower_clip": r.choice((0.0, -0.5)), "upper_clip": r.choice((6.0, 1.0))}
-        if method in ("swish", "swish_backward") and r.random() < 0.6:
-            return {"swish_beta": r.choice((0.5, 1.5))}
-        return {}
+        named = {p.keyword: p for p in METHODS[method][1]}
+        return {k: r.randrange(rank) if k == "axis" else r.choice(NUMBERS[k]) for k, p in named.items() if p.required or r.random() < 0.6}
 
     def reduction(self) -> None:
         r, x = self.r, self.pick()
@@ -259,9 +199,7 @@ class Generator:
         if mode == "MUL" and math.prod(x.dim[a] for a in axes) > 40:
             mode = "AVG"
         kind = self.kind([x], "")
-        if kind == "i" and 0 in x.dim:
-            return
-        op = Op("reduction", (x.name,), self.name(), {"mode": mode}, self.node_compute())
+        op = Op("reduction", (x.name,), self.name(), {"mode": mode}, "FLOAT" if 0 in x.dim else self.node_compute())
         kept = tuple(1 if a in axes else d for a, d in enumerate(x.dim))
         if r.random() < 0.6 and axes:
             op = replace(op, out_dim=kept)
@@ -282,12 +220,16 @@ class Generator:
             a = self.matrix()
         *batch, m, k = a.dim
         n = r.choice((1, 2, 3, 5, 8, 17, 33))
-        if 0 in a.dim and r.random() < 0.5 or math.prod(batch) * m * n * max(k, 1) > self.limits.work or math.prod(batch) * m * n > self.limits.elements:
+        if (
+            0 in a.dim
+            and r.random() < 0.5
+            or math.prod(batch) * m * n * max(k, 1) > self.limits.work
+            or math.prod(batch) * m * n > self.limits.elements
+        ):
             return
         other = [1 if r.random() < 0.3 else d for d in batch]
         b = self.buffer((*other, k, n), None if r.random() < 0.5 or a.dtype == "BOOLEAN" else a.dtype)
-        left, right = (a, b)
-        op = Op("matmul", (left.name, right.name), self.name(), {}, self.node_compute())
+        op = Op("matmul", (a.name, b.name), self.name(), {}, self.node_compute())
         dim = (*np.broadcast_shapes(tuple(batch), tuple(other)), m, n)
         self.emit(op, dim, layout.packed(dim), self.kind([a, b], ""))
 
@@ -364,7 +306,7 @@ class Generator:
         return self.r.choice((None, None, None, None, None, "FLOAT", "DOUBLE"))
 
     def kind(self, operands: list[Value], method: str) -> str:
-        """"i" if the node will calculate in integers."""
+        """ "i" if the node will calculate in integers."""
         return "i" if all(v.kind == "i" for v in operands) and self.compute is None and method not in POSITIVE else "f"
 
     def inherited(self, operands: list[Value], dim: Dims, *, scalars: bool) -> Dims | None:

@@ -68,7 +68,9 @@ class Program:
         """Inverse of :meth:`to_json`."""
         raw = json.loads(text)
         inputs = tuple(Input(**{**i, "dim": tuple(i["dim"]), "stride": tuple(i["stride"]), "data": Data(**i["data"])}) for i in raw.pop("inputs"))
-        ops = tuple(Op(**{**o, "args": tuple(o["args"]), "out_dim": _dims(o["out_dim"]), "out_stride": _dims(o["out_stride"])}) for o in raw.pop("ops"))
+        ops = tuple(
+            Op(**{**o, "args": tuple(o["args"]), "out_dim": _dims(o["out_dim"]), "out_stride": _dims(o["out_stride"])}) for o in raw.pop("ops")
+        )
         expect = {k: (tuple(d), tuple(s)) for k, (d, s) in raw.pop("expect").items()}
         return Program(inputs=inputs, ops=ops, expect=expect, **raw)
 
@@ -97,9 +99,7 @@ def declare(program: Program, graph: Any) -> dict[str, Any]:
             kind = graphdnn.scalar_type.RUNTIME_PARAM if i.mode == "runtime" else graphdnn.scalar_type.COMPILE_TIME_CONST
             tensors[i.name] = graph.tensor_scalar(i.value, kind)
             continue
-        t = graph.tensor(
-            dim=list(i.dim), stride=list(i.stride), data_type=_dtype(i.dtype), is_pass_by_value=i.mode == "by_value", name=i.name
-        )
+        t = graph.tensor(dim=list(i.dim), stride=list(i.stride), data_type=_dtype(i.dtype), is_pass_by_value=i.mode == "by_value", name=i.name)
         tensors[i.name] = t.set_alignment(i.alignment) if i.alignment else t
     for op in program.ops:
         tensors[op.out] = _call(op, graph, tensors)
@@ -168,5 +168,11 @@ def script(program: Program, device: str, problem: str) -> str:
         said = ", ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
         options = "".join(f", {k}={v}" for k, v in o.kwargs.items())
         lines.append(f"  {o.out} = {o.method}({', '.join(map(str, o.args))}{options})  {'OUTPUT ' if o.output else ''}{said}")
-    lines += ['"""', "from tests.fuzz.program import Program, check", "", f"PROGRAM = r'''{program.to_json()}'''", f"print(check(Program.from_json(PROGRAM), {device!r}))"]
+    lines += [
+        '"""',
+        "from tests.fuzz.program import Program, check",
+        "",
+        f"PROGRAM = r'''{program.to_json()}'''",
+        f"print(check(Program.from_json(PROGRAM), {device!r}))",
+    ]
     return "\n".join(lines).replace("\\'", "'") + "\n"

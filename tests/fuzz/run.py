@@ -6,6 +6,7 @@ Seeds are run by a worker process, so that a crash is a failed seed like any oth
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import subprocess
 import sys
@@ -13,17 +14,18 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.fuzz.generator import SMALL, Limits
 from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
+from tests.fuzz.shapes import SMALL, Limits
 from tests.fuzz.shrink import shrink
 
 BATCH = 200
 """Seeds per worker process; bounds what a leak can cost."""
 PATIENCE = 300.0
-"""Seconds without a result after which a worker is taken for hung."""
+"""Seconds after which a seed is taken for hung: the worker prints where it hangs and ends."""
 
 
 @dataclass
@@ -68,6 +70,7 @@ def signature(error: BaseException) -> str:
 def worker(device: str, seeds: list[int]) -> None:
     """Print a line before and one after every seed."""
     for seed in seeds:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
         print(json.dumps({"start": seed}), flush=True)
         print(json.dumps(asdict(run_seed(seed, device))), flush=True)
 
@@ -114,7 +117,8 @@ def report(results: list[Result], device: str, out: Path | None, *, shrinking: b
     elements, excluded = sum(r.elements for r in results), sum(r.excluded for r in results)
     print(f"{'device':<10} {'graphs':>7} {'ops':>7} {'elements':>10} {'not compared':>13} {'failed':>7} {'seconds':>8}")
     share = f"{excluded / max(elements, 1):.3%}"
-    print(f"{device:<10} {len(results):>7} {sum(r.ops for r in results):>7} {elements:>10} {share:>13} {len(failed):>7} {sum(r.seconds for r in results):>8.1f}")
+    ops, seconds = sum(r.ops for r in results), sum(r.seconds for r in results)
+    print(f"{device:<10} {len(results):>7} {ops:>7} {elements:>10} {share:>13} {len(failed):>7} {seconds:>8.1f}")
     kinds = Counter(r.problem for r in failed)
     for problem, count in kinds.most_common():
         seeds = [r.seed for r in failed if r.problem == problem]
@@ -122,7 +126,7 @@ def report(results: list[Result], device: str, out: Path | None, *, shrinking: b
         first = next(r for r in failed if r.problem == problem)
         program = tame(first.seed, limits_for(device))
         if shrinking and first.detail:
-            program = shrink(program, lambda p: still_fails(p, device, first.problem))
+            program = shrink(program, partial(still_fails, device=device, problem=first.problem))
         text = script(program, device, f"seed {first.seed} on {device}: {problem}")
         if out is None:
             print(text)

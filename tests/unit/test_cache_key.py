@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -198,9 +199,13 @@ def test_alignment_class_changes_the_key_where_kernels_rely_on_it():
 
 @pytest.mark.parametrize("flag", ["allow_tf32", "fast_math"])
 def test_numerical_flags_change_the_key_or_are_refused(flag):
-    """A flag that changes nothing in this engine may share the kernel only if the numbers are the same; today that is the case for neither name."""
+    """A flag that pygraph knows is in the key; one that it does not know is an error and never ignored."""
     plain = graphdnn.pygraph(device="sm_90", compute_data_type=D.FLOAT)
     Config().declare(plain)
+    if flag not in inspect.signature(graphdnn.pygraph.__init__).parameters:
+        with pytest.raises(TypeError):
+            graphdnn.pygraph(device="sm_90", **{flag: True})
+        return
     flagged = graphdnn.pygraph(device="sm_90", compute_data_type=D.FLOAT, **{flag: True})
     Config().declare(flagged)
     assert identity_of(plain) != identity_of(flagged)
@@ -263,5 +268,8 @@ def test_random_graphs_that_differ_never_share_key_and_arguments():
         declare(program, g)
         found = identity_of(g)
         og = g._opgraph
-        meaning = (tuple((t.dim, t.strides, t.dtype, t.virtual, t.by_value, t.constant, t.value) for t in og.tensors), tuple(replace(n, name="") for n in og.nodes))
+        meaning = (
+            tuple((t.dim, t.strides, t.dtype, t.virtual, t.by_value, t.constant, t.value) for t in og.tensors),
+            tuple(replace(n, name="") for n in og.nodes),
+        )
         assert seen.setdefault(found, meaning) == meaning, f"seed {seed} shares a plan with another graph"

@@ -32,7 +32,9 @@ def example(device: str = "cpu") -> Any:
     s = g.tensor(dim=[1, 1, 1], stride=[1, 1, 1], is_pass_by_value=True, data_type=F32, name="s", uid=3)
     y = g.gelu(g.add(g.mul(g.matmul(a, b, name="mm"), s), 0.5).set_data_type(data_type.BFLOAT16))
     y.set_output(True).set_uid(4).set_data_type(F32)
-    g.reduction(g.slice(y, [slice(None), slice(0, 2), slice(None)]).set_data_type(F32), graphdnn.reduction_mode.AMAX).set_dim([1, 1, 1]).set_output(True).set_uid(5)
+    g.reduction(g.slice(y, [slice(None), slice(0, 2), slice(None)]).set_data_type(F32), graphdnn.reduction_mode.AMAX).set_dim([1, 1, 1]).set_output(
+        True
+    ).set_uid(5)
     return g
 
 
@@ -55,7 +57,18 @@ def text() -> str:
     return str(g)
 
 
-EXECUTES = ("exec", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "marshal.loads", "ctypes.dlopen", "code.__new__")
+EXECUTES = (
+    "exec",
+    "compile",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "pickle.find_class",
+    "marshal.loads",
+    "ctypes.dlopen",
+    "code.__new__",
+)
 _events: list[str] | None = None
 
 
@@ -138,7 +151,28 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from _leaves(inner, (*path, key))
 
 
-JUNK = (None, True, -1, 0, 7, 2**31, 2**70, -(2**63), 1.5, "", "x", "FLOAT", "__import__('os').system('false')", [], {}, [1, 2], {"is": "Launch"}, "NaN", [[]], "é\x00")
+JUNK = (
+    None,
+    True,
+    -1,
+    0,
+    7,
+    2**31,
+    2**70,
+    -(2**63),
+    1.5,
+    "",
+    "x",
+    "FLOAT",
+    "__import__('os').system('false')",
+    [],
+    {},
+    [1, 2],
+    {"is": "Launch"},
+    "NaN",
+    [[]],
+    "é\x00",
+)
 
 
 def scrambled(content: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -208,7 +242,7 @@ def spoiled_text(text: str, rng: random.Random) -> str:
         return json.dumps(scrambled(json.loads(text), rng))
     kind, at = rng.randrange(5), rng.randrange(len(text))
     if kind == 0:
-        return text[:at] + rng.choice("{}[],:\"0e-\\\u0000é9") + text[at + 1 :]
+        return text[:at] + rng.choice('{}[],:"0e-\\\u0000é9') + text[at + 1 :]
     if kind == 1:
         return text[:at]
     if kind == 2:

@@ -54,7 +54,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(env: dict[str, str], *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, *args], cwd=ROOT, env=BASE | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *args], cwd=ROOT, env=BASE | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finished(process: subprocess.Popen[str]) -> dict[str, int]:
