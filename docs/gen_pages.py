@@ -15,7 +15,8 @@ from pathlib import Path
 import graphdnn
 from graphdnn import dtypes, env
 from graphdnn.engines import ENGINES
-from graphdnn.opspecs.pointwise import POINTWISE
+from graphdnn.intrinsics import elementary
+from graphdnn.opspecs.pointwise import POINTWISE, Param
 from graphdnn.opspecs.reduction import REDUCTION
 
 DOCS = Path(__file__).resolve().parent
@@ -47,25 +48,29 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def formula(expr: str, names: Sequence[str]) -> str:
-    """A row's expression as a reader wants it: without the casts of literals, with the method's argument names."""
-    expr = re.sub(r"\bT\(([^()]*)\)", r"\1", expr)
-    return re.sub(r"\b([abc])\b", lambda m: names["abc".index(m[1])] if "abc".index(m[1]) < len(names) else m[1], expr)
+def formula(expr: str) -> str:
+    """A row's expression as a reader wants it: without the casts of literals and attributes."""
+    return code(re.sub(r"\bT\(([^()]*)\)", r"\1", expr))
+
+
+def call(method: str, args: Sequence[str], params: Sequence[Param]) -> str:
+    return code(f"{method}({', '.join([*args, *(p.keyword if p.required else p.keyword + '=None' for p in params)])})")
 
 
 def pointwise() -> str:
     rows = []
     for op in POINTWISE.values():
-        attrs = ", ".join(f"{name}={default}" for name, default in op.attrs)
-        rows.append([code(f"{op.method}({', '.join(op.args)})"), op.mode, op.doc, code(formula(op.expr, op.args)), code(attrs)])
-    return table(["Method", "Mode", "What", "Formula", "Attributes"], rows)
+        methods = [call(op.method, op.args, op.params), *(call(a.method, a.args, a.params) for a in op.aliases)]
+        attrs = ", ".join(f"{name} = {default}" for name, default in op.attrs.items())
+        rows.append(["<br>".join(methods), op.mode, op.doc, formula(op.expr), attrs, "FLOAT" if op.domain == "float" else ""])
+    return table(["Method", "Mode", "What", "Formula", "Attributes", "On integers"], rows)
 
 
 def reductions() -> str:
     rows = []
     for op in REDUCTION.values():
-        rows.append([op.mode, op.doc, *(code(formula(text, ["a"])) for text in (op.map, op.combine, op.finalize, op.identity))])
-    return table(["Mode", "What", "Each element", "Combined", "At the end", "Starts from"], rows)
+        rows.append([op.mode, op.doc, *(formula(text) for text in (op.map, op.combine, op.finalize, op.identity))])
+    return table(["Mode", "What", "Of each element `a`", "Combined", "At the end", "Starts from"], rows)
 
 
 def structured() -> str:
@@ -81,8 +86,9 @@ def structured() -> str:
 def switches() -> str:
     rows = []
     for s in env.SWITCHES:
-        default = "" if "default" in s.doc else str(s.default())
-        rows.append([code(s.name), s.doc, s.allowed, default if default != "None" else "unset", ", ".join(code(a) for a, _ in s.aliases)])
+        value = "in the text" if "default" in s.doc else s.default()
+        default = str(int(value) if isinstance(value, bool) else "not set" if value is None else value)
+        rows.append([code(s.name), s.doc, s.allowed.replace("<", "&lt;"), default, ", ".join(code(a) for a, _ in s.aliases)])
     return table(["Variable", "What", "Values", "Default", "Also read"], rows)
 
 
@@ -102,8 +108,16 @@ def data_types() -> str:
     return table(["Type", "Bits", "NumPy / ml_dtypes", "torch", "Calculated in"], rows)
 
 
+def accuracy() -> str:
+    cells = re.findall(r"(\w+(?:, \w+)*) +([\d.]+) +([\d.]+)", elementary.__doc__.split("function")[-1])
+    return table(["Function", "CPU", "CUDA"], [[code(name), cpu, cuda] for name, cpu, cuda in cells])
+
+
 def engines() -> str:
-    rows = [[str(e.id), code(e.name), (inspect.getdoc(type(e) if not isinstance(e, type) else e) or "").split("\n\n")[0]] for e in ENGINES]
+    rows = []
+    for engine in ENGINES:
+        about = inspect.cleandoc(inspect.getmodule(type(engine)).__doc__).split("\n\n")[0]
+        rows.append([str(engine.id), code(engine.name), about.split(": ", 1)[-1]])
     return table(["Id", "Engine", "What it does"], rows)
 
 
@@ -114,6 +128,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "switches": switches,
     "api names": api_names,
     "data types": data_types,
+    "accuracy": accuracy,
     "engines": engines,
 }
 
