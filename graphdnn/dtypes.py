@@ -107,7 +107,8 @@ def numpy_dtype(dtype: data_type) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
 
 
 def compute_carrier(dtype: data_type) -> data_type:

@@ -75,10 +75,12 @@ class Signature:
 
     @property
     def params(self) -> tuple[Param, ...]:
+        """The parameters so far."""
         return tuple(self._params.values())
 
     @property
     def args(self) -> tuple[Arg, ...]:
+        """What is bound to them."""
         return tuple(self._args)
 
 
@@ -120,7 +122,9 @@ def item_lines(item: Item, signature: Signature, writer: IndexWriter) -> list[st
     if isinstance(item, Load):
         text = decoded(signature, item.tensor, writer(item.offset))
         test = condition(item.guards, writer)
-        return [f"{item.name} = {text} if {test} else {literal(0, info(graph.tensors[item.tensor].dtype).register)}" if test else f"{item.name} = {text}"]
+        return [
+            f"{item.name} = {text} if {test} else {literal(0, info(graph.tensors[item.tensor].dtype).register)}" if test else f"{item.name} = {text}"
+        ]
     text = f"{signature.pointer(item.tensor, written=True)}[{writer(item.offset)}] = {_encoded(graph, item)}"
     test = condition(item.guards, writer)
     return [f"if {test}:", f"    {text}"] if test else [text]
@@ -183,7 +187,9 @@ def lanes(tape: Tape, signature: Signature, j: Var, width: int, outer: IndexWrit
             rows = result.stores if written else result.loads
             array = f"{'y' if written else 'x'}{len(rows)}"
             rows.append({"array": array, "storage": row.storage, "pointer": signature.pointer(item.tensor, written), "offset": outer(item.offset)})
-            result.body.append(f"{array}[l] = {_encoded(graph, item)}" if isinstance(item, Store) else f"{item.name} = {row.decode.format(f'{array}[l]')}")
+            result.body.append(
+                f"{array}[l] = {_encoded(graph, item)}" if isinstance(item, Store) else f"{item.name} = {row.decode.format(f'{array}[l]')}"
+            )
         elif isinstance(item, (Load, Scalar, Coordinate)) and not moving:
             result.setup.extend(item_lines(item, signature, outer))
         else:

@@ -103,7 +103,7 @@ class IndexWriter:
 
 
 def index_type(expressions: list[Linear], cuda: bool) -> str:
-    """"uint32" on CUDA where every (sub)expression stays in 0 .. 2^31-1, else "int64"; a CPU always uses int64, which LLVM vectorizes best."""
+    """ "uint32" on CUDA where every (sub)expression stays in 0 .. 2^31-1, else "int64"; a CPU always uses int64, which LLVM vectorizes best."""
     if not cuda:
         return "int64"
     from graphdnn.ir.index import linears
@@ -122,15 +122,14 @@ def decompose(flat: str, variables: list[Var], itype: str) -> list[str]:
     active = [v for v in variables if v.size > 1]
     if not active:
         return []
-    wrap = (lambda s: f"{itype}({s})")
     lines: list[str] = []
     rest = flat
     for n, v in enumerate(reversed(active)):
         if n == len(active) - 1:
             lines.append(f"{v.name} = {rest}")
             break
-        lines.append(f"{v.name} = {wrap(f'{rest} % {itype}({v.size})')}")
+        lines.append(f"{v.name} = {itype}({rest} % {itype}({v.size}))")
         if n < len(active) - 1:
-            lines.append(f"{flat}_{n} = {wrap(f'{rest} // {itype}({v.size})')}")
+            lines.append(f"{flat}_{n} = {itype}({rest} // {itype}({v.size}))")
             rest = f"{flat}_{n}"
     return lines

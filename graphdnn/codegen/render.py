@@ -52,8 +52,10 @@ def _environment() -> jinja2.Environment:
 
 def render(spec: KernelSpec) -> Source:
     """The text of one kernel module."""
-    text = _environment().get_template(spec.template).render(
-        name=spec.name, params=[p.name for p in spec.params], block=spec.block, shared_bytes=spec.shared_bytes, **spec.fields
+    text = (
+        _environment()
+        .get_template(spec.template)
+        .render(name=spec.name, params=[p.name for p in spec.params], block=spec.block, shared_bytes=spec.shared_bytes, **spec.fields)
     )
     lines = (line.rstrip() for line in text.splitlines())
     return Source(spec, "\n".join(line for line in lines if line) + "\n")

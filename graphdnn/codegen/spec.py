@@ -56,7 +56,7 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``kind`` "tensor": the pointer bound to tensor ``index`` plus ``offset`` bytes; "workspace": workspace pointer plus ``offset`` (index unused)."""
+    """``kind`` "tensor": the pointer bound to tensor ``index`` plus ``offset`` bytes; "workspace": workspace pointer plus ``offset``."""
 
     kind: Literal["tensor", "workspace"]
     index: int
@@ -152,6 +152,7 @@ class Source:
 
     @property
     def entry(self) -> str:
+        """Name of the function to compile."""
         return self.spec.name
 
 

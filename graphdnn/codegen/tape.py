@@ -133,9 +133,11 @@ class Tape:
         return Tape([map_linears(i, change) for i in self.items])
 
     def loads(self) -> list[Load]:
+        """The loads, in order."""
         return [i for i in self.items if isinstance(i, Load)]
 
     def stores(self) -> list[Store]:
+        """The stores, in order."""
         return [i for i in self.items if isinstance(i, Store)]
 
 

@@ -165,7 +165,10 @@ def header(graph: OperationGraph, region: Region, knobs: Knobs) -> list[str]:
     """Comment lines that say what a kernel computes."""
     lines = [f"# {chain(graph, region, 24).replace('_', ' ')}; space {list(region.space)}; {knobs!r}"]
     for what, ids in (("reads", region.reads), ("writes", region.stores)):
-        lines += [f"#   {what} '{graph.tensors[t].name}' {graph.tensors[t].dtype.name} {list(graph.tensors[t].dim)} : {list(graph.tensors[t].stride)}" for t in ids]
+        lines += [
+            f"#   {what} '{graph.tensors[t].name}' {graph.tensors[t].dtype.name} {list(graph.tensors[t].dim)} : {list(graph.tensors[t].stride)}"
+            for t in ids
+        ]
     return lines
 
 
@@ -183,5 +186,7 @@ def no_packed_outputs(graph: OperationGraph, region: Region) -> Status:
     """Rejects sub-byte outputs: two neighbours share a byte, and two threads would have to write it."""
     for t in region.stores:
         if info(graph.tensors[t].dtype).bits < 8:
-            return reject(f"output '{graph.tensors[t].name}' has the sub-byte type {graph.tensors[t].dtype.name}; two elements share a byte. Use a type of 8 bits or more")
+            return reject(
+                f"output '{graph.tensors[t].name}' has the sub-byte type {graph.tensors[t].dtype.name}; two elements share a byte. Use a type of 8 bits or more"
+            )
     return OK

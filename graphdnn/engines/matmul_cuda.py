@@ -30,6 +30,7 @@ class SimtTile(Knobs):
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return (self.bm // self.tm) * (self.bn // self.tn)
 
     def shared_bytes(self, item: int) -> int:
@@ -76,7 +77,7 @@ def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str]) -> R
         "c": parts.c_text("total"),
         "epilogue": tape_lines(parts.epilogue, signature, IndexWriter(itype, "qe")),
         "by_rows": _by_rows(parts),
-        "steps": tuple(1 << b for b in reversed(range((tile.threads - 1).bit_length()))),
+        "half": tile.threads // 2,
     }
     sums, scratch, steps = _sums(parts, signature, blocks, tile.threads)
     fields |= {"sums": sums, "counter": scratch, "blocks": blocks}

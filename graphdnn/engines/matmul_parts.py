@@ -51,9 +51,11 @@ class MatmulParts:
 
     @property
     def batches(self) -> int:
+        """Matrices in the stack."""
         return math.prod(v.size for v in self.batch)
 
     def c_text(self, total: str) -> str:
+        """The result element, from an expression of the sum."""
         return to_dtype(total, self.calc, self.signature.graph.tensors[self.node.output_ids[0]].dtype)
 
     @property
@@ -102,7 +104,14 @@ def _epilogue(graph: OperationGraph, region: Region, sums: list[Accumulator], in
 
 
 def _collapse_batch(
-    signature: Signature, node: Node, batch: tuple[Var, ...], loops: tuple[Var, Var, Var], inputs: tuple[Operand, Operand], epilogue: Tape, sums: list[Accumulator], calc: str
+    signature: Signature,
+    node: Node,
+    batch: tuple[Var, ...],
+    loops: tuple[Var, Var, Var],
+    inputs: tuple[Operand, Operand],
+    epilogue: Tape,
+    sums: list[Accumulator],
+    calc: str,
 ) -> MatmulParts:
     a, b = inputs
     cut = len(a.tape.items), len(a.tape.items) + len(b.tape.items)
@@ -111,7 +120,9 @@ def _collapse_batch(
     fresh, joined, _ = nest(batch, joined, [], names="b", last="b")
     parts = Tape(joined.items[: cut[0]]), Tape(joined.items[cut[0] : cut[1]]), Tape(joined.items[cut[1] :])
     m, n, k = loops
-    return MatmulParts(signature, node, fresh, m, n, k, Operand(parts[0], a.value, a.direct), Operand(parts[1], b.value, b.direct), parts[2], sums, calc)
+    return MatmulParts(
+        signature, node, fresh, m, n, k, Operand(parts[0], a.value, a.direct), Operand(parts[1], b.value, b.direct), parts[2], sums, calc
+    )
 
 
 def zero_index(rank: int) -> Index:

@@ -45,7 +45,13 @@ class MatmulSimt(Engine):
             return (PanelCpu(), PanelCpu(512), PanelCpu(8192))
         if device.kind == "cudasim":
             return (SimtTile(8, 8, 4, 2, 2), SimtTile(4, 8, 4, 1, 2))
-        tiles = [SimtTile(128, 64, 16, 8, 4), SimtTile(64, 64, 16, 4, 4), SimtTile(32, 64, 16, 4, 2), SimtTile(32, 32, 16, 2, 2), SimtTile(16, 16, 16, 1, 1)]
+        tiles = [
+            SimtTile(128, 64, 16, 8, 4),
+            SimtTile(64, 64, 16, 4, 4),
+            SimtTile(32, 64, 16, 4, 2),
+            SimtTile(32, 32, 16, 2, 2),
+            SimtTile(16, 16, 16, 1, 1),
+        ]
         item = self._item(graph, region)
         usable = [t for t in tiles if t.shared_bytes(item) <= STATIC_SHARED]
         return tuple(sorted(usable, key=lambda t: self._cost(graph, region, device, t)))
@@ -55,7 +61,9 @@ class MatmulSimt(Engine):
 
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
         if isinstance(knobs, SimtTile) and knobs.shared_bytes(self._item(graph, region)) > STATIC_SHARED:
-            return reject(f"matmul_simt: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory, expected at most {STATIC_SHARED}")
+            return reject(
+                f"matmul_simt: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory, expected at most {STATIC_SHARED}"
+            )
         return OK
 
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:

@@ -13,11 +13,11 @@ from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Recipe
 from graphdnn.codegen.tape import Tape, TapeBuilder
 from graphdnn.device import DeviceProps
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, no_packed_outputs, roofline
-from graphdnn.engines.space import index_of, nest, priority, store_broadcast, variables
+from graphdnn.engines.space import nest, priority, store_broadcast, variables
 from graphdnn.ir.index import Var
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
-from graphdnn.status import OK, Status, reject
+from graphdnn.status import Status, reject
 
 CPU_GRAIN = 16384
 """Elements that are worth handing to another thread."""

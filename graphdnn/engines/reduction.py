@@ -20,8 +20,8 @@ from graphdnn.codegen.tape import Assign, Tape, TapeBuilder
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import info
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, no_packed_outputs, power_of_two, roofline
-from graphdnn.engines.space import index_of, nest, priority, store_broadcast, variables
-from graphdnn.ir.index import ZERO, Linear, Var, var
+from graphdnn.engines.space import index_of, nest, store_broadcast, variables
+from graphdnn.ir.index import ZERO, Var, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.reduction import REDUCTION, ReductionOp
@@ -44,7 +44,7 @@ class ReductionCpu(Knobs):
 
 @dataclass(frozen=True)
 class ReductionCuda(Knobs):
-    """``tx`` outputs times ``ty`` partners a block; ``rows``: neighbouring threads walk the reduced range (else the outputs); ``split``: parts of it."""
+    """``tx`` outputs times ``ty`` partners a block; ``rows``: neighbours walk the reduced range (else the outputs); ``split``: parts of it."""
 
     tx: int
     ty: int
@@ -66,9 +66,11 @@ class Accumulator:
 
     @property
     def identity(self) -> str:
+        """Where an accumulator starts."""
         return identity_text(self.row, self.hold)
 
     def combined(self, x: str, y: str) -> str:
+        """Two partial results as one."""
         if self.cpu and self.row.combine == "x + y" and self.hold.startswith("float"):
             return f"fadd_reassoc({x}, {y})"  # lets LLVM sum in vector lanes: another order, the same in every run
         return f"{self.hold}({substitute(self.row.combine, self.hold, {'x': x, 'y': y})})"
@@ -78,6 +80,7 @@ class Accumulator:
         return substitute(self.row.map, self.hold, {"a": to_register(value, self.calc, self.hold)})
 
     def finished(self, x: str, count: int) -> str:
+        """The result over ``count`` elements, in the compute register."""
         text = f"{self.hold}({substitute(self.row.finalize, self.hold, {'x': x, 'n': literal(count, self.hold)})})"
         return to_register(text, self.hold, self.calc)
 
@@ -96,8 +99,8 @@ def accumulators(graph: OperationGraph, nodes: tuple[int, ...], cpu: bool) -> li
         node = graph.nodes[i]
         calc = info(node.compute).register
         row = REDUCTION[node.attr("mode")]
-        widen = cpu and calc == "float32" and row.combine == "x + y"
-        result.append(Accumulator(node, row, calc, "float64" if widen else calc, f"acc{k}", cpu))
+        hold = "int64" if row.wide and calc == "int32" else "float64" if cpu and calc == "float32" and row.combine == "x + y" else calc
+        result.append(Accumulator(node, row, calc, hold, f"acc{k}", cpu))
     return result
 
 
@@ -243,7 +246,10 @@ class Reduction(Engine):
 
 def _sum_rows(parts: _Parts) -> list[dict[str, str]]:
     """What a template needs of each accumulator."""
-    return [{"name": s.name, "hold": s.hold, "identity": s.identity, "tree": s.combined("left", "right"), "slot": f"part{k}"} for k, s in enumerate(parts.sums)]
+    return [
+        {"name": s.name, "hold": s.hold, "identity": s.identity, "tree": s.combined("left", "right"), "slot": f"part{k}"}
+        for k, s in enumerate(parts.sums)
+    ]
 
 
 def _finish_lines(parts: _Parts, writer: IndexWriter) -> list[str]:
@@ -290,7 +296,13 @@ def _lower_cpu(parts: _Parts, knobs: ReductionCpu, outputs: int, words: str, tit
         fields["reduce_split"] = decompose("r", [*outer, inner], "int64")
         lane = lanes(parts.tape, parts.signature, k, 1, IndexWriter("int64"), IndexWriter("int64", "ql"))
         finish = lanes(parts.finish, parts.signature, k, 1, IndexWriter("int64", "qe"), IndexWriter("int64", "qf"))
-        fields |= {"setup": lane.setup, "body": lane.body, "finish_setup": finish.setup, "finish": _results(parts) + finish.body, "total": rows * inner.size}
+        fields |= {
+            "setup": lane.setup,
+            "body": lane.body,
+            "finish_setup": finish.setup,
+            "finish": _results(parts) + finish.body,
+            "total": rows * inner.size,
+        }
         fields["body"] = [_lane_sums(line, parts) for line in fields["body"]]
         items, template = math.prod(v.size for v in parts.outputs[:-1]) * tiles, "cpu/reduction_columns.py.j2"
         name = entry_name(words, fields, parts.signature.params)
@@ -358,7 +370,7 @@ def _lower_cuda(parts: _Parts, knobs: ReductionCuda, outputs: int, words: str, t
         "ty": knobs.ty,
         "rows": knobs.rows,
         "stride": 1 if knobs.rows else knobs.tx,
-        "steps": tuple(1 << b for b in reversed(range(knobs.ty.bit_length() - 1))),
+        "half": knobs.ty // 2,
         "sums": _sum_rows(parts),
         "output_split": decompose("o", parts.outputs, itype),
         "outputs": outputs,
@@ -385,7 +397,7 @@ def _lower_cuda(parts: _Parts, knobs: ReductionCuda, outputs: int, words: str, t
     signature, body, finish = _second(parts, outputs, knobs.split, scratch, IndexWriter(itype, "qe"))
     ty = min(64 if threads >= 64 else threads, power_of_two(knobs.split))
     tx = max(1, min(threads // ty, power_of_two(outputs)))
-    after = decls | {"tx": tx, "ty": ty, "rows": False, "stride": tx, "steps": tuple(1 << b for b in reversed(range(ty.bit_length() - 1)))}
+    after = decls | {"tx": tx, "ty": ty, "rows": False, "stride": tx, "half": ty // 2}
     after |= {"split": 1, "step": knobs.split, "groups": knobs.split, "reduce_split": [], "first": f"{itype}(0)", "width": 1}
     after |= {"loads": [], "stores": [], "setup": [], "body": body, "finish": finish, "partials": []}
     second = KernelSpec("cuda/reduction.py.j2", entry_name(words + "_finish", after, signature.params), signature.params, after, block=tx * ty)

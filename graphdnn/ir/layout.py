@@ -23,7 +23,7 @@ def packed(dim: Sequence[int], order: Sequence[int] | None = None) -> Dims:
 
 def channels_last_order(rank: int) -> tuple[int, ...]:
     """Dims from fastest to slowest in the NHWC order of the API page: dim 1, then the last dim down to dim 2, then dim 0."""
-    return tuple(range(rank)) [::-1] if rank < 2 else (1, *range(rank - 1, 1, -1), 0)
+    return tuple(range(rank))[::-1] if rank < 2 else (1, *range(rank - 1, 1, -1), 0)
 
 
 def like(dim: Sequence[int], stride_of: Sequence[int]) -> Dims:
@@ -37,7 +37,9 @@ def by_name(dim: Sequence[int], layout: str | Sequence[int]) -> Dims:
     if not isinstance(layout, str):
         order = tuple(layout)
         if sorted(order) != list(range(rank)):
-            raise ValidationError(explain("layout order must name every dim once, fastest first", expected=f"a permutation of 0..{rank - 1}", found=order))
+            raise ValidationError(
+                explain("layout order must name every dim once, fastest first", expected=f"a permutation of 0..{rank - 1}", found=order)
+            )
         return packed(dim, order)
     name = layout.lower()
     if name in ("row", "row_major", "contiguous", "nchw"):

@@ -48,7 +48,8 @@ class OperationGraph:
     def key(self) -> str:
         """SHA-256 of all that changes what is computed or how buffers are read. Names and uids are not in it."""
         tensors = [
-            (t.dim, t.stride, t.dtype.name, t.virtual, t.by_value, t.constant, repr(t.value) if t.constant else None, t.alignment) for t in self.tensors
+            (t.dim, t.stride, t.dtype.name, t.virtual, t.by_value, t.constant, repr(t.value) if t.constant else None, t.alignment)
+            for t in self.tensors
         ]
         nodes = [(n.op, n.inputs, n.outputs, n.attrs, n.compute.name) for n in self.nodes]
         return hashlib.sha256(json.dumps([tensors, nodes], sort_keys=True).encode()).hexdigest()

@@ -11,12 +11,13 @@ from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor, TensorDecl
 from graphdnn.opspecs.pointwise import POINTWISE
+from graphdnn.opspecs.reduction import REDUCTION
 
 
 def canonicalize(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl], name: str = "") -> tuple[OperationGraph, list[TensorDecl]]:
     """The operation graph of declarations that have passed infer and check, and the declaration of each tensor id.
 
-    Assigns missing uids on the declarations (from 1 upward, in node order). Raises ValidationError for a cycle, and for a tensor that two nodes write.
+    Assigns missing uids on the declarations (from 1 upward, in node order). Raises ValidationError for a cycle and a twice written tensor.
     """
     _assign_uids(nodes, tensors)
     ordered = _live(_topological(nodes))
@@ -46,7 +47,13 @@ def _topological(nodes: Sequence[NodeDecl]) -> list[NodeDecl]:
         for t in n.outputs.values():
             if t in producer:
                 raise ValidationError(
-                    explain("a tensor has one producer", node=n.name, tensor=t.name, expected="one node that writes it", found=f"also node '{nodes[producer[t]].name}'")
+                    explain(
+                        "a tensor has one producer",
+                        node=n.name,
+                        tensor=t.name,
+                        expected="one node that writes it",
+                        found=f"also node '{nodes[producer[t]].name}'",
+                    )
                 )
             producer[t] = i
     sorter = graphlib.TopologicalSorter({i: [producer[t] for t in n.inputs.values() if t in producer] for i, n in enumerate(nodes)})
@@ -77,6 +84,8 @@ def _freeze_node(n: NodeDecl, ids: dict[TensorDecl, int]) -> Node:
     compute = compute_carrier(n.compute)
     if n.op == "POINTWISE":
         compute = POINTWISE[n.attrs["mode"]].carrier(compute, n.attrs)
+    elif n.op == "REDUCTION":
+        compute = REDUCTION[n.attrs["mode"]].carrier(compute)
     attrs = tuple(sorted((k, _tuples(v)) for k, v in n.attrs.items() if v is not None))
     return Node(n.op, n.name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, compute)
 

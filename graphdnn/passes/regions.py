@@ -16,6 +16,7 @@ from typing import Literal
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims
+from graphdnn.opspecs import reduction
 
 Kind = Literal["pointwise", "reduction", "matmul"]
 MAX_NODES = 96
@@ -74,11 +75,7 @@ def unfused(graph: OperationGraph) -> Partition:
 
 def reduced_axes(graph: OperationGraph, node: Node) -> tuple[int, ...]:
     """Axes that a reduction node reduces."""
-    x, y = graph.tensors[node.input_ids[0]], graph.tensors[node.output_ids[0]]
-    axes = node.attr("axes")
-    if axes is not None:
-        return tuple(sorted(a % len(x.dim) for a in axes))
-    return tuple(a for a, (n, m) in enumerate(zip(x.dim, y.dim, strict=True)) if m == 1 and n != 1)
+    return reduction.reduced_axes(dict(node.attrs), graph.tensors[node.input_ids[0]].dim, graph.tensors[node.output_ids[0]].dim)
 
 
 class _Partitioner:
@@ -210,7 +207,11 @@ class _Partitioner:
         if n.op != "POINTWISE":
             return f"{n.op.lower()} '{n.name}' reads it in another order than its kernel writes it"
         dim = self.graph.tensors[n.output_ids[0]].dim
-        return f"'{n.name}' has dims {list(dim)}, its kernel ends with {list(space)}" if dim != space else f"'{n.name}' would make two kernels wait for each other"
+        return (
+            f"'{n.name}' has dims {list(dim)}, its kernel ends with {list(space)}"
+            if dim != space
+            else f"'{n.name}' would make two kernels wait for each other"
+        )
 
     def _epilogue_space(self, region: int) -> Dims:
         draft = self.drafts[region]
@@ -288,7 +289,9 @@ class _Partitioner:
         for r in order:
             d = self.drafts[r]
             reads, nodes = self._walk(self._wanted(d), r)
-            regions.append(Region(d.kind, d.space, tuple(d.anchors), tuple(sorted(nodes)), tuple(reads), tuple(d.stores), tuple(d.epilogue_reductions)))
+            regions.append(
+                Region(d.kind, d.space, tuple(d.anchors), tuple(sorted(nodes)), tuple(reads), tuple(d.stores), tuple(d.epilogue_reductions))
+            )
         materialized = tuple(t for t in self.stored_by if self.graph.tensors[t].virtual)
         return Partition(tuple(regions), materialized, tuple(dict.fromkeys(self.notes)))
 
