@@ -66,10 +66,22 @@ def draw(rng: np.random.Generator, dim: tuple[int, ...], dtype: data_type, data:
     else:
         values = rng.uniform(data.lo, data.hi, dim)
     if data.kind == "special":
-        smallest = 2.0**-149 if row.bits == 32 else float(np.abs(row.limits[0])) ** -1
-        extremes = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, row.limits[1], row.limits[0], smallest, -smallest, 1.0])
+        extremes = np.array(_extremes(dtype))
         values = np.where(rng.random(dim) < 0.4, extremes[rng.integers(0, len(extremes), dim)], values)
     return representable(np.asarray(values), dtype)
+
+
+SMALLEST = {data_type.FLOAT: 2.0**-149, data_type.DOUBLE: 2.0**-1074, data_type.HALF: 2.0**-24, data_type.BFLOAT16: 2.0**-133}
+"""Smallest positive (subnormal) value of the wider float types."""
+
+
+def _extremes(dtype: data_type) -> list[float]:
+    """Values at which arithmetic changes its ways."""
+    lowest, highest = info(dtype).limits
+    if info(dtype).kind != "f":
+        return [lowest, highest, 0, 1, -1]
+    tiny = SMALLEST.get(dtype, 0.0)
+    return [np.nan, np.inf, -np.inf, 0.0, -0.0, highest, lowest, tiny, -tiny, 1.0]
 
 
 def representable(values: Array, dtype: data_type) -> Array:
@@ -78,7 +90,10 @@ def representable(values: Array, dtype: data_type) -> Array:
     if row.kind == "b":
         return (np.asarray(values) != 0).astype(np.int64)
     if row.kind == "i":
-        return np.asarray(values).astype(np.int64).clip(*(int(x) for x in row.limits))
+        whole = np.asarray(values)
+        if whole.dtype.kind == "f":
+            whole = whole.clip(-(2.0**63), np.nextafter(2.0**63, 0))
+        return whole.astype(np.int64).clip(*(int(x) for x in row.limits))
     if row.bits < 16:  # fp8 and fp4: no infinity is stored by us, NaN where the type has one
         values = np.clip(np.nan_to_num(values, nan=0.0) if row.bits == 4 else values, *row.limits)
     with np.errstate(over="ignore", invalid="ignore"):
