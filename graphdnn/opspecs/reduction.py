@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -45,8 +46,8 @@ class ReductionOp:
     domain: Literal["any", "float"] = "any"
     wide: bool = False
 
-    def carrier(self, compute: data_type) -> data_type:
-        """The type it is calculated in when ``compute`` (a carrier) is asked for."""
+    def carrier(self, compute: data_type, attrs: Mapping[str, Any] = MappingProxyType({})) -> data_type:
+        """The type it is calculated in when ``compute`` (a carrier) is asked for; ``attrs`` decide nothing here."""
         return data_type.FLOAT if self.domain == "float" and info(compute).kind != "f" else compute
 
 
