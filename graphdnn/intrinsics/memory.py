@@ -1,0 +1,130 @@
+"""Vector loads and stores, atomics, and arrays of a thread. The simulator's models of these are in :mod:`graphdnn.intrinsics.simmemory`.
+
+``vload(dst, pointer, index, N)`` / ``vstore(pointer, index, src, N)``: elements pointer[index .. index + N - 1] to or from a thread's local array, as
+one access of N * itemsize = 4, 8 or 16 bytes, aligned to that; N a literal. They are plain LLVM vector accesses to global memory, so that LLVM may
+schedule them.
+
+``atomic_inc_u32(pointer, index)``: add 1 to a uint32, returns the old value; relaxed (fences are the kernel's business).
+``atomic_amax(pointer, index, x)``: pointer[index] = max(pointer[index], |x|) for float32, float64, int32, int64 memory that holds no negative number;
+compares bits as unsigned integers, so the order of calls does not matter and NaN wins.
+
+``local_array(N, type)``: CPU only; N elements on the stack, as a pointer. On CUDA and in the simulator it is cuda.local.array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.errors import RequireLiteralValue, TypingError
+from numba.extending import intrinsic
+
+from graphdnn.intrinsics.emit import Emit
+
+VECTOR_BYTES = (4, 8, 16)
+
+
+def _vector_type(name: str, array: Any, pointer: Any, n: Any) -> tuple[Any, int]:
+    """(element type, count) of a vector access; a typing error where it has none."""
+    if not isinstance(n, types.IntegerLiteral):
+        raise RequireLiteralValue(f"{name}: the number of elements must be a literal")
+    count = n.literal_value
+    if not isinstance(pointer, types.CPointer) or not isinstance(array, types.Array) or array.dtype != pointer.dtype:
+        raise TypingError(f"{name} needs a pointer and a local array of one element type, got {pointer} and {array}")
+    if count * pointer.dtype.bitwidth // 8 not in VECTOR_BYTES:
+        raise TypingError(f"{name} of {count} x {pointer.dtype}: no access of {VECTOR_BYTES} bytes")
+    return pointer.dtype, count
+
+
+def _vector_pointer(context: Any, builder: Any, element: Any, count: int, pointer: Any, index: Any) -> Any:
+    """Address of the vector, in the global address space."""
+    vector = ir.VectorType(context.get_data_type(element), count)
+    generic = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
+    return builder.addrspacecast(generic, vector.as_pointer(addrspace=1))
+
+
+def _elements(context: Any, builder: Any, array_type: Any, array: Any, count: int) -> list[Any]:
+    """Addresses of the first ``count`` elements of a local array."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return [builder.gep(data, [ir.Constant(ir.IntType(64), i)]) for i in range(count)]
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def vload(typingctx: Any, dst: Any, pointer: Any, index: Any, n: Any) -> tuple[Any, Callable[..., Any]]:
+    """Global memory to local array; see the module."""
+    element, count = _vector_type("vload", dst, pointer, n)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = _vector_pointer(context, builder, element, count, args[1], args[2])
+        loaded = builder.load(address, align=count * element.bitwidth // 8)
+        for i, slot in enumerate(_elements(context, builder, dst, args[0], count)):
+            builder.store(builder.extract_element(loaded, ir.Constant(ir.IntType(32), i)), slot)
+        return context.get_dummy_value()
+
+    return types.void(dst, pointer, types.int64, n), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def vstore(typingctx: Any, pointer: Any, index: Any, src: Any, n: Any) -> tuple[Any, Callable[..., Any]]:
+    """Local array to global memory; see the module."""
+    element, count = _vector_type("vstore", src, pointer, n)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = _vector_pointer(context, builder, element, count, args[0], args[1])
+        value = ir.Constant(ir.VectorType(context.get_data_type(element), count), ir.Undefined)
+        for i, slot in enumerate(_elements(context, builder, src, args[2], count)):
+            value = builder.insert_element(value, builder.load(slot), ir.Constant(ir.IntType(32), i))
+        builder.store(value, address, align=count * element.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, src, n), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def atomic_inc_u32(typingctx: Any, pointer: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
+    """Add 1, return the old value; see the module."""
+    if pointer != types.CPointer(types.uint32):
+        raise TypingError(f"atomic_inc_u32 needs a pointer to uint32, got {pointer}")
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), ir.Constant(ir.IntType(32), 1), "monotonic")
+
+    return types.uint32(pointer, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def atomic_amax(typingctx: Any, pointer: Any, index: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
+    """Raise to the magnitude of x; see the module."""
+    element = getattr(pointer, "dtype", None)
+    if not isinstance(pointer, types.CPointer) or element not in (types.float32, types.float64, types.int32, types.int64):
+        raise TypingError(f"atomic_amax needs a pointer to float32, float64, int32 or int64, got {pointer}")
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        o = Emit(builder, "cuda")
+        value = o.value(args[2])
+        magnitude = o.llvm("fabs", value).as_int() if value.real else o.select(value < 0, -value, value)
+        address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(value.bits).as_pointer())
+        builder.atomic_rmw("umax", address, magnitude.v, "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, element), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def local_array(typingctx: Any, n: Any, element: Any) -> tuple[Any, Callable[..., Any]]:
+    """Stack elements as a pointer; see the module."""
+    if not isinstance(n, types.IntegerLiteral):
+        raise RequireLiteralValue("local_array: the number of elements must be a literal")
+    dtype = element.dtype
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return cgutils.alloca_once(builder, context.get_data_type(dtype), size=n.literal_value)
+
+    return types.CPointer(dtype)(n, element), codegen
+
+
+CUDA = {"vload": vload, "vstore": vstore, "atomic_inc_u32": atomic_inc_u32, "atomic_amax": atomic_amax}
+CPU = {"local_array": local_array}
+"""Names that these targets' namespaces get from this file."""
