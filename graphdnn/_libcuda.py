@@ -56,17 +56,20 @@ _SIGNATURES: dict[str, str] = {
     "cuStreamSynchronize": "p",
     "cuThreadExchangeStreamCaptureMode": "p",
 }
-_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999})
+_STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 _FIXES: dict[int, str] = {
     2: "free device memory, or choose a plan with less workspace (deselect_workspace_greater_than)",
     3: "if this process was forked after CUDA was first used, start it with the 'spawn' method or use CUDA only in the child",
+    4: "do not use CUDA while the process ends (atexit functions, destructors)",
     34: "libcuda.so.1 is a stub for linking; put the real driver's folder first in LD_LIBRARY_PATH",
     36: "update the NVIDIA driver; graphdnn needs one for CUDA 12.0 or newer",
     100: "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it (containers: docker run --gpus all), or use device='cpu'",
     200: "rebuild the plan; its machine code is damaged or for another kind of device",
     209: "build the plan for the architecture of this GPU",
+    214: "the GPU's memory is faulty: restart the process, and look at nvidia-smi -q -d ECC",
     400: "pass a live stream of the plan's device; a destroyed stream, or one of another device, is not valid",
     701: "use a plan with fewer registers or less shared memory; the launch asks for more than the device has",
+    709: "restart the process; the device was reset (cudaDeviceReset, cuDevicePrimaryCtxReset) after CUDA was started",
     803: "the driver library and the kernel module are of different versions: restart the machine or reinstall the driver",
     804: "update the NVIDIA driver, or remove the CUDA compatibility libraries from LD_LIBRARY_PATH",
     900: "do this before the capture begins: load the plan and run it once",

@@ -233,6 +233,8 @@ def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> N
     for arg, param in zip(step.args, spec.params, strict=False):
         if isinstance(param, PointerParam) != isinstance(arg, Buffer):
             expected, found = f"a {type(param).__name__} for parameter {param.name}", repr(arg)
+        elif not isinstance(param, PointerParam) and param.type not in _FORMATS:
+            expected, found = f"parameter {param.name} of type {', '.join(_FORMATS)}", param.type
     if expected:
         raise ExecutionError(explain(f"{rule}: kernel '{spec.name}'", expected=expected, found=found))
 

@@ -251,3 +251,9 @@ def test_after_a_fork_a_run_is_refused(fake: FakeCuda) -> None:
 def test_load_without_a_driver() -> None:
     with pytest.raises(errors.ExecutionError, match="no NVIDIA driver"):
         CudaTarget("sm_90a").load(RECIPE, BINARIES)
+
+
+def test_a_parameter_of_an_unknown_type(fake: FakeCuda) -> None:
+    spec = KernelSpec("t", "k_half", (ScalarParam("a", "float16"),), block=32)
+    with pytest.raises(errors.ExecutionError, match="kernel 'k_half'.*float32, float64.*float16"):
+        CudaTarget("sm_90a").load(Recipe((spec,), (Launch(0, 1, (Constant(1.0, "float16"),)),)), (Binary("k_half", b"h"),))
