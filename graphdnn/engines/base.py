@@ -71,7 +71,7 @@ class Engine(ABC):
 
     @final
     def lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
-        """Kernels and steps. ``memory`` has a buffer for every tensor that the region reads or stores; scratch is ``Buffer("workspace", -1, offset)``."""
+        """Kernels and steps. ``memory``: a buffer for every tensor that it reads or stores; scratch is ``Buffer("workspace", -1, offset)``."""
         return self._lower(graph, region, device, knobs, memory)
 
     def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
@@ -92,6 +92,11 @@ class Engine(ABC):
 
     @abstractmethod
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe: ...
+
+
+def placeholder(region: Region) -> dict[int, Buffer]:
+    """Buffers to build a tape with where only its form matters."""
+    return {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)}
 
 
 def fits(build: Any) -> Status:
@@ -187,6 +192,6 @@ def no_packed_outputs(graph: OperationGraph, region: Region) -> Status:
     for t in region.stores:
         if info(graph.tensors[t].dtype).bits < 8:
             return reject(
-                f"output '{graph.tensors[t].name}' has the sub-byte type {graph.tensors[t].dtype.name}; two elements share a byte. Use a type of 8 bits or more"
+                f"output '{graph.tensors[t].name}' is {graph.tensors[t].dtype.name}: two elements share a byte. Use a type of 8 bits or more"
             )
     return OK

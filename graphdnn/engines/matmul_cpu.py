@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from graphdnn.codegen.body import Lanes, lanes
-from graphdnn.codegen.dialect import IndexWriter, decompose, to_dtype
+from graphdnn.codegen.dialect import IndexWriter, decompose
 from graphdnn.codegen.spec import Buffer, Constant, KernelSpec, Launch, Matrix, Panels, Recipe, Step
 from graphdnn.codegen.tape import Load, Tape
 from graphdnn.dtypes import data_type, info
 from graphdnn.engines.base import ceil_div, entry_name
 from graphdnn.engines.matmul_parts import MatmulParts, Operand
-from graphdnn.ir.index import Linear, Var
+from graphdnn.ir.index import Linear, Var, depends
 
 GRAIN = 8192
 """Elements that are worth handing to another thread."""
@@ -99,7 +99,7 @@ class _Lowering:
         direct = self._direct(p.b, dtype, shape, p.k, p.n)
         if direct is not None or 0 in shape:
             return direct or Matrix(Buffer("workspace", -1, 0), dtype, shape, (0, max(p.n.size, 1), 1)), None
-        shared = not any(_mentions(e, v) for e in p.b.tape.linears() for v in p.batch)
+        shared = not any(depends(e, v) for e in p.b.tape.linears() for v in p.batch)
         batch = [] if shared else p.batch
         count = math.prod(v.size for v in batch)
         buffer = self.scratch.take(count * p.k.size * p.n.size * self.item)
@@ -181,7 +181,7 @@ class _Lowering:
         signature = self._fresh()
         source = signature.buffer(s.hold, partial)
         out = signature.graph.tensors[s.node.output_ids[0]]
-        value = to_dtype(s.finished(s.name, p.reduced), s.calc, out.dtype)
+        value = s.finished(s.name, p.reduced, signature.graph)
         target = signature.pointer(s.node.output_ids[0], written=True)
         fields = {
             "header": self.title,
@@ -201,9 +201,3 @@ class _Lowering:
     def _launch(self, kernel: KernelSpec, items: int, args: tuple[Any, ...], work: int) -> Launch:
         self.kernels.append(kernel)
         return Launch(len(self.kernels) - 1, items, args, max(1, ceil_div(GRAIN, max(work, 1))))
-
-
-def _mentions(e: Linear, v: Var) -> bool:
-    from graphdnn.ir.index import depends
-
-    return depends(e, v)

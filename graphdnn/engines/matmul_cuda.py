@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphdnn.codegen.body import Signature, tape_lines
-from graphdnn.codegen.dialect import IndexWriter, decompose, index_type, literal, to_dtype
+from graphdnn.codegen.dialect import IndexWriter, decompose, index_type, literal
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Memset, Recipe, Step
 from graphdnn.codegen.tape import Load
 from graphdnn.dtypes import info
@@ -124,7 +124,7 @@ def _sums(parts: MatmulParts, signature: Signature, blocks: int, threads: int) -
         partial = signature.buffer(s.hold, Buffer("workspace", -1, at), written=True)
         at += _partial_bytes(s.hold, blocks)
         out = signature.graph.tensors[s.node.output_ids[0]]
-        value = to_dtype(s.finished(s.name, parts.reduced), s.calc, out.dtype)
+        value = s.finished(s.name, parts.reduced, signature.graph)
         rows.append(
             {
                 "name": s.name,

@@ -10,11 +10,11 @@ from graphdnn.codegen.access import Index
 from graphdnn.codegen.body import Signature
 from graphdnn.codegen.dialect import to_dtype
 from graphdnn.codegen.spec import Buffer
-from graphdnn.codegen.tape import Assign, Tape, TapeBuilder
+from graphdnn.codegen.tape import Tape, TapeBuilder
 from graphdnn.dtypes import info
-from graphdnn.engines.reduction import Accumulator, accumulators
+from graphdnn.engines.reduction_parts import Accumulator, accumulate, accumulators
 from graphdnn.engines.space import nest
-from graphdnn.ir.index import ZERO, Var, var
+from graphdnn.ir.index import Var, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
@@ -96,10 +96,7 @@ def _epilogue(graph: OperationGraph, region: Region, sums: list[Accumulator], in
     for t in region.stores:
         if t not in reduced:
             builder.store(t, index)
-    for s in sums:
-        value = builder.operand(s.node.input_ids[0], index, s.calc)
-        mapped = builder.assign(f"{s.hold}({s.mapped(value)})", (value,))
-        builder.tape.items.append(Assign(s.name, s.combined(s.name, mapped), (s.name, mapped)))
+    accumulate(builder, sums, index)
     return builder.tape
 
 
@@ -123,8 +120,3 @@ def _collapse_batch(
     return MatmulParts(
         signature, node, fresh, m, n, k, Operand(parts[0], a.value, a.direct), Operand(parts[1], b.value, b.direct), parts[2], sums, calc
     )
-
-
-def zero_index(rank: int) -> Index:
-    """The index of the only element of a fully reduced tensor."""
-    return (ZERO,) * rank

@@ -10,7 +10,7 @@ from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import info
 from graphdnn.engines import matmul_cpu, matmul_cuda
-from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, no_packed_outputs, roofline
+from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, no_packed_outputs, placeholder, roofline
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import take_apart
 from graphdnn.ir.opgraph import OperationGraph
@@ -36,9 +36,8 @@ class MatmulSimt(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "matmul":
             return reject(f"matmul_simt: the region has no matmul as its anchor ({region.kind})")
-        memory = {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)}
         status = no_packed_outputs(graph, region)
-        return status and fits(lambda: take_apart(graph, region, memory, False))
+        return status and fits(lambda: take_apart(graph, region, placeholder(region), False))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":
@@ -62,7 +61,7 @@ class MatmulSimt(Engine):
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
         if isinstance(knobs, SimtTile) and knobs.shared_bytes(self._item(graph, region)) > STATIC_SHARED:
             return reject(
-                f"matmul_simt: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory, expected at most {STATIC_SHARED}"
+                f"matmul_simt: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory; at most {STATIC_SHARED}"
             )
         return OK
 
