@@ -52,6 +52,7 @@ class Generator(Shapes):
         self.ops: list[Op] = []
         self.pool: list[Value] = []
         self.expect: dict[str, tuple[Dims, Dims]] = {}
+        self.unmatched: set[str] = set()
         self.intermediate = self.r.choice((None, None, "FLOAT", "FLOAT", "DOUBLE", "HALF", "BFLOAT16"))
         self.compute = self.r.choice((None, None, None, "FLOAT", "DOUBLE"))
 
@@ -85,7 +86,7 @@ class Generator(Shapes):
             return value
         name = f"x{len(self.inputs)}"
         dtype = "FLOAT" if isinstance(value, float) else "INT32"
-        dim = (1,) * max(rank, 1) if mode == "by_value" else (1,)
+        dim = (1,) * rank if mode == "by_value" else (1,)
         self.inputs.append(Input(name, dim, dim, dtype, mode, value=value))
         return name
 
@@ -142,8 +143,8 @@ class Generator(Shapes):
         return self.add(Value(op.out, dim, stride, _kind(resolved), resolved))
 
     def storable(self, op: Op, dim: Dims, stride: Dims | None) -> tuple[Op, Dims | None]:
-        """Give an output explicit strides where the inherited ones are unknown or overlap."""
-        if stride is None or overlaps(dim, stride):
+        """Give an output explicit strides where there are none to inherit, or unknown or overlapping ones."""
+        if stride is None or op.out in self.unmatched or overlaps(dim, stride):
             stride = self.strides(dim, repeat=False)
             while overlaps(dim, stride):
                 stride = self.strides(dim, repeat=False)
@@ -174,6 +175,8 @@ class Generator(Shapes):
         if method == "gen_index" and not dim:
             return
         op = Op(method, tuple(args), self.name(), self.options(method, len(dim)), self.node_compute())
+        if all(v.dim != dim for v in operands):
+            self.unmatched.add(op.out)
         self.emit(op, dim, self.inherited(operands, dim, scalars=len(args) != len(operands)), self.kind(operands, method))
 
     def positive(self, value: Value) -> Value:

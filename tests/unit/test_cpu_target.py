@@ -32,6 +32,7 @@ from graphdnn.codegen.spec import (
 )
 from graphdnn.dtypes import data_type
 from graphdnn.errors import BuildError, ExecutionError, SerializationError
+from graphdnn.targets import cpu_pool
 from graphdnn.targets.base import Executable
 from graphdnn.targets.cpu import CpuTarget
 from graphdnn.targets.cpu_object import ObjectCode
@@ -47,7 +48,7 @@ def add_scaled(lo, hi, a, b, s, o):
 ADD_BF16 = """
 def add_bf16(lo, hi, a, b, o):
     for i in range(lo, hi):
-        o[i] = encode_BFLOAT16(float32(decode_BFLOAT16(a[i]) + decode_BFLOAT16(b[i])))
+        o[i] = encode_BFLOAT16(round_BFLOAT16(float32(decode_BFLOAT16(a[i]) + decode_BFLOAT16(b[i]))))
 """
 FIVE = """
 def five(lo, hi, a, b, c, d, e):
@@ -329,6 +330,46 @@ def test_threads_share_an_executable(add: tuple[KernelSpec, Binary]) -> None:
         thread.join(timeout=120)
         assert not thread.is_alive()
     assert not wrong
+
+
+def test_threads_run_panels_at_once() -> None:
+    """BLAS and our pool under 4 callers; panels of one plan give the same bits in every thread."""
+    batch, m, n, k = 2, 96, 80, 64
+    executable, size = panels(batch, m, n, k, 40, data_type.FLOAT, True, False)
+    rng = np.random.default_rng(4)
+    a, b, bias = (rng.standard_normal(s, dtype=np.float32) for s in ((batch, m, k), (batch, k, n), (n,)))
+    results: list[bytes] = []
+
+    def work() -> None:
+        o, workspace = np.empty((batch, m, n), np.float32), np.empty(size, np.uint8)
+        for _ in range(25):
+            o.fill(np.nan)
+            executable.run(address(a, b, bias, o), {}, workspace.ctypes.data, 0)
+            results.append(o.tobytes())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    assert len(results) == 100 and len(set(results)) == 1
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_thread_count_does_not_change_bits(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable, size = panels(2, 33, 17, 29, 10, data_type.FLOAT, False, False)
+    rng = np.random.default_rng(5)
+    a, b, bias = (rng.standard_normal(s, dtype=np.float32) for s in ((2, 33, 29), (2, 29, 17), (17,)))
+    results = []
+    for count in ("2", threads):
+        monkeypatch.setenv("GRAPHDNN_NUM_THREADS", count)
+        monkeypatch.setattr(cpu_pool, "_pool", None)
+        assert pool().threads == int(count)
+        o, workspace = np.full((2, 33, 17), np.nan, np.float32), np.zeros(size, np.uint8)
+        executable.run(address(a, b, bias, o), {}, workspace.ctypes.data, 0)
+        results.append(o.tobytes())
+    assert results[0] == results[1]
 
 
 def test_pool_calls_once_a_thread_and_raises_what_a_thread_raises() -> None:
