@@ -28,6 +28,8 @@ BACKEND_VERSION = "9.22.0"
 FRONTEND_VERSION = 12300
 NO_COMPUTE = ("CONCATENATE", "SDPA", "MOE_GROUPED_MATMUL", "MOE_GROUPED_MATMUL_BWD")
 """Tags whose nodes carry no compute_data_type in the text."""
+FLOAT_ATTRIBUTES = ("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope", "swish_beta", "elu_alpha", "softplus_beta")
+"""Attributes that are written as the hex of their bits."""
 _LIMIT = 2**63
 _VARIANTS = (data_type.INT64, data_type.INT32, data_type.HALF, data_type.FLOAT, data_type.BFLOAT16, data_type.DOUBLE)
 _REORDERINGS = ("NONE", "INT8x32", "F16x16", "F8_128x4")
@@ -165,7 +167,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "padding_value": _number,
     "is_deterministic": _boolean,
     "keepdim": _boolean,
-} | dict.fromkeys(("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope", "swish_beta", "elu_alpha", "softplus_beta"), _hex_float)
+} | dict.fromkeys(FLOAT_ATTRIBUTES, _hex_float)
 """Attribute name -> how its value is read back. An attribute that is not here cannot be in a text."""
 
 
@@ -239,7 +241,7 @@ def _keys(graph: GraphText) -> dict[TensorDecl, int | str]:
 
 
 def _attribute(name: str, value: Any, wide: bool) -> Any:
-    if _READERS.get(name) is _hex_float and value is not None:
+    if name in FLOAT_ATTRIBUTES and value is not None:
         return float_hex(value, wide)
     return value
 

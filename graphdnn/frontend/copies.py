@@ -1,0 +1,167 @@
+"""Graphs as bytes and as copies: serialize and deserialize, pickle and deepcopy, and the variant of a graph with other shapes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphdnn.errors import BuildError, KindError, NotSupportedError, SerializationError, ValidationError, explain
+from graphdnn.frontend.declare import Declarations, take_back
+from graphdnn.frontend.enums import heur_mode
+from graphdnn.frontend.handle import as_handle
+from graphdnn.frontend.loaded import LoadedPlans, declarations
+from graphdnn.frontend.tensor import as_dims, as_integer
+from graphdnn.frontend.tensor import tensor as Tensor
+from graphdnn.ir import jsontext
+from graphdnn.ir.tensor import Dims, TensorDecl
+from graphdnn.opspecs import registry
+
+if TYPE_CHECKING:
+    from graphdnn.frontend.pygraph import pygraph
+    from graphdnn.plans.plan import ExecutionPlan
+
+Overrides = tuple[tuple[int, Dims, Dims | None], ...]
+
+
+def _plan_bytes(data: Any) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if isinstance(data, Sequence) or hasattr(data, "tobytes"):
+        try:
+            return bytes(data)
+        except (TypeError, ValueError):
+            raise SerializationError(explain("not a serialized plan", expected="a list of integers from 0 to 255", found=repr(data)[:60])) from None
+    raise KindError(explain("data has the wrong type", expected="the list of serialize(), bytes, or the JSON text of a graph", found=repr(data)[:80]))
+
+
+class Copies(Declarations):
+    """What a graph can do with itself as data."""
+
+    _io: Any
+    _intermediate: Any
+    _compute: Any
+    _sm_count: int | None
+    _dynamic_shape: bool
+    _override_shape: bool
+    _handle: Any
+    _device: Any
+    _kernel_cache: Any
+    _filled: list[tuple[Any, str, Any, Any]]
+    _opgraph: Any
+    _plans: Any
+
+    # -------------------------------------------------------------------------------------------------------------------------- as bytes
+    def serialize(self) -> list[int]:
+        """The built plan as a list of bytes: graph, engines, knobs, launch recipe, source, machine code. BuildError before a plan is built."""
+        from graphdnn.plans import serialize
+
+        if self._plans is None:
+            raise BuildError(explain("only a built plan can be serialized", expected="a plan", found="none", fix="call build([heur_mode.A]) first"))
+        return list(serialize.dump(self._plans.chosen))
+
+    def deserialize(self, handle_: Any = None, data: Any = None) -> None:
+        """``deserialize(data)`` or ``deserialize(handle, data)``: become the stored graph. Executes nothing.
+
+        From the data of ``serialize()``, the plan is ready to run; tensors are addressed by uid or name. From the JSON text of a graph, the usual
+        steps follow. SerializationError for damaged data or a plan of another version or device, ValidationError for a malformed text."""
+        if data is None:
+            handle_, data = None, handle_
+        handle = None if handle_ is None else as_handle(handle_)
+        if handle is not None and self._device is not None and (handle.device.kind, handle.device.index) != (self._device.kind, self._device.index):
+            raise ValidationError(explain("the handle and the graph disagree", expected=self._device.text, found=handle.device.text))
+        if isinstance(data, str):
+            self._become(jsontext.loads(data, registry.spec, Tensor))
+        else:
+            self._load(_plan_bytes(data), self._device if handle is None else handle.device)
+        if handle is not None:
+            self._handle, self._device = handle, handle.device
+
+    def _replace(self, tensors: Sequence[TensorDecl], nodes: list[Any]) -> None:
+        """Other declarations instead of the present ones."""
+        self._tensors, self._nodes, self._filled = {}, nodes, []
+        self._changed()
+        for t in tensors:
+            assert isinstance(t, Tensor), "made by the factory that was given"
+            self._adopt(t)
+
+    def _become(self, text: jsontext.GraphText) -> None:
+        self._replace(text.tensors, text.nodes)
+        self._io, self._intermediate, self._compute = text.io, text.intermediate, text.compute
+        self._sm_count = None if text.sm_count < 0 else text.sm_count
+        self._dynamic_shape, self._override_shape = text.dynamic_shape, text.override_shape
+
+    def _load(self, data: bytes, device: Any) -> None:
+        from graphdnn.plans import serialize
+
+        plan = serialize.load(data, device)
+        self._replace(*declarations(plan.graph))
+        self._opgraph, self._plans, self._device = plan.graph, LoadedPlans(plan), plan.device
+
+    # ------------------------------------------------------------------------------------------------------------------ pickle, deepcopy
+    def _state(self, with_plan: bool) -> dict[str, Any]:
+        from graphdnn.plans import serialize
+
+        state = dict(self.__dict__)
+        plans = state.pop("_plan_list")
+        if with_plan and plans is not None and plans.chosen_index >= 0:
+            state["_stored"] = serialize.dump(plans.chosen)
+        state["_plan_list"], state["_variants"] = None, {}
+        return state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Declarations, settings, and the chosen plan in serialized form; it is loaded when it is first used. Other plans are not kept."""
+        return self._state(True)
+
+    # ------------------------------------------------------------------------------------------------------------------------ other shapes
+    def _overrides(self, uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
+        """(uid, dims, strides or None) of every tensor whose shape differs from the declared one. Unknown uids and shapes of another rank
+        are skipped, strides of another rank do not count."""
+        if shapes is None or len(shapes) != len(uids) or (strides is not None and len(strides) != len(uids)):
+            raise ValidationError(explain("override_uids, override_shapes and override_strides go together", expected="lists of one length"))
+        known = {t.uid: t for t in self._tensors if t.uid is not None}
+        found = []
+        for i, uid in enumerate(uids):
+            decl, dim = known.get(as_integer("an override uid", uid)), as_dims("an override shape", shapes[i])
+            stride = None if strides is None else as_dims("override strides", strides[i])
+            if decl is None or decl.dim is None or len(dim) != len(decl.dim):
+                continue
+            stride = stride if stride is not None and len(stride) == len(dim) else None
+            if dim != tuple(decl.dim) or (stride is not None and stride != tuple(decl.stride or ())):
+                found.append((int(uid), dim, stride))
+        return tuple(sorted(found, key=lambda o: o[0]))
+
+    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
+        """The plan for other shapes: built on first use, kept for the next."""
+        wanted = self._overrides(uids, shapes, strides)
+        if not wanted:
+            return plan
+        if not self._override_shape:
+            raise ValidationError(
+                explain(
+                    "shapes cannot be overridden", expected="the declared shapes", found=wanted[0][1], fix="pygraph(is_override_shape_enabled=True)"
+                )
+            )
+        if isinstance(self._plans, LoadedPlans) and not self._filled:
+            raise NotSupportedError(explain("a deserialized plan has the shapes it was built for", found=wanted[0][1], fix="build the graph here"))
+        variant = self._variants.get(wanted)
+        if variant is None:
+            variant = self._variants[wanted] = self._with_shapes(wanted)
+        return variant.plan
+
+    _variants: dict[Overrides, pygraph]
+
+    def _with_shapes(self, wanted: Overrides) -> pygraph:
+        from graphdnn.ir.layout import like
+
+        twin: pygraph = object.__new__(type(self))  # type: ignore[assignment]
+        twin.__dict__.update(copy.deepcopy(self._state(False)))
+        take_back(twin._filled)
+        twin._filled = []
+        by_uid: Mapping[int | None, Tensor] = {t.uid: t for t in twin._tensors}
+        for uid, dim, stride in wanted:
+            t = by_uid[uid]
+            old = t.stride if t.stride is not None and len(t.stride) == len(dim) else None
+            t.dim, t.stride = dim, stride or (like(dim, old) if old is not None else None)
+        twin.build([heur_mode.A, heur_mode.FALLBACK])
+        return twin

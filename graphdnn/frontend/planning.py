@@ -1,0 +1,289 @@
+"""The second half of a graph's life: lists of plans, notes, knobs, build, execute, serialize. ``pygraph`` inherits it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphdnn import log
+from graphdnn.device import DeviceProps
+from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, ValidationError, explain
+from graphdnn.frontend.declare import Declarations
+from graphdnn.frontend.enums import behavior_note, build_plan_policy, heur_mode, knob_type, numerical_note
+from graphdnn.frontend.handle import Handle, as_handle
+from graphdnn.frontend.loaded import LoadedPlans
+from graphdnn.frontend.tensor import as_integer
+
+if TYPE_CHECKING:
+    from graphdnn.frontend.properties import KernelCache
+    from graphdnn.ir.opgraph import OperationGraph
+    from graphdnn.plans.plan import ExecutionPlan
+    from graphdnn.plans.planset import PlanSet
+
+
+@dataclass(frozen=True)
+class knob:
+    """A knob of an engine: its type, smallest and largest value, and the step between values."""
+
+    type: knob_type
+    min_value: int
+    max_value: int
+    stride: int
+
+
+def _members(what: str, values: Any, kind: type[Any]) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise KindError(explain(f"{what} has the wrong type", expected=f"a list of graphdnn.{kind.__name__}", found=repr(values)[:80]))
+    found = list(values)
+    for v in found:
+        if not isinstance(v, kind):
+            raise KindError(explain(f"an entry of {what} has the wrong type", expected=f"graphdnn.{kind.__name__}", found=repr(v)[:80]))
+    return found
+
+
+def _framework_stream(pack: Mapping[Any, Any]) -> int:
+    """The current stream of the framework whose device arrays are in ``pack``; 0 (the legacy default stream) where there is none."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for value in pack.values():
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                return int(torch.cuda.current_stream(value.device).cuda_stream)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and any(isinstance(v, cupy.ndarray) for v in pack.values()):
+        return int(cupy.cuda.get_current_stream().ptr)
+    return 0
+
+
+class Planning(Declarations):
+    """Plans of a graph. ``_plans`` is None until there is a list; a list that was loaded or unpickled holds one built plan."""
+
+    _handle: Handle | None
+    _device: DeviceProps | None
+    _opgraph: OperationGraph | None
+    _kernel_cache: KernelCache | None
+    _variants: dict[Any, Any]
+    _plan_list: PlanSet | LoadedPlans | None = None
+    _stored: bytes | None = None
+
+    def _get_device(self) -> DeviceProps:
+        """The device of the graph; chosen when first asked for."""
+        raise NotImplementedError
+
+    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
+        """The plan for other shapes."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------------------------- plan lists
+    @property
+    def _plans(self) -> PlanSet | LoadedPlans | None:
+        """The list of plans, if there is one. A plan that came with a pickle is loaded here."""
+        if self._plan_list is None and self._stored is not None:
+            from graphdnn.plans import serialize
+
+            self._plan_list, self._stored = LoadedPlans(serialize.load(self._stored, self._get_device())), None
+        return self._plan_list
+
+    @_plans.setter
+    def _plans(self, plans: PlanSet | LoadedPlans | None) -> None:
+        self._plan_list, self._stored = plans, None
+
+    def _planned(self) -> PlanSet | LoadedPlans:
+        plans = self._plans
+        if plans is None:
+            raise BuildError(
+                explain("the graph has no execution plans", expected="plans", found="none", fix="call create_execution_plans([heur_mode.A]) first")
+            )
+        return plans
+
+    def _choosable(self) -> PlanSet:
+        """The list, where there is something to choose."""
+        plans = self._planned()
+        if isinstance(plans, LoadedPlans):
+            raise BuildError(explain("a loaded graph has one plan, already built", fix="call create_execution_plans() to have others"))
+        return plans
+
+    def _supported(self, step: str) -> PlanSet | LoadedPlans:
+        plans = self._plans
+        if plans is None:
+            raise NotSupportedError(
+                explain(f"{step} needs a list of plans", expected="plans", found="none", fix="call create_execution_plans() first")
+            )
+        return plans
+
+    def _create(self, modes: Sequence[heur_mode]) -> PlanSet:
+        from graphdnn.plans import candidates
+
+        assert self._opgraph is not None, "callers check that the operation graph is built"
+        store = None if self._kernel_cache is None else self._kernel_cache.store
+        return candidates.create(self._opgraph, self._get_device(), modes, store=store)
+
+    def create_execution_plans(self, modes: Sequence[heur_mode]) -> None:
+        """List candidate plans, best first, for a list of heuristic modes. NotSupportedError, with every rejection, if no engine takes the graph."""
+        if not isinstance(modes, list | tuple):
+            raise KindError(explain("modes has the wrong type", expected="a list of graphdnn.heur_mode", found=repr(modes)))
+        found = _members("modes", modes, heur_mode)
+        if not found:
+            raise ValidationError(explain("modes is empty", expected="at least one graphdnn.heur_mode", found=modes))
+        if self._opgraph is None:
+            raise NotSupportedError(
+                explain("create_execution_plans needs an operation graph", found="none", fix="call build_operation_graph() first")
+            )
+        self._plans = self._create(found)
+        self._variants = {}
+        log.info(f"{self.get_execution_plan_count()} plans for {self._get_device().text}, the first is {self.get_plan_name_at_index(0)}")
+
+    def _custom(self) -> PlanSet:
+        """The list that takes custom plans and knows the engines; an empty one if no heuristics have been asked."""
+        if self._opgraph is None:
+            raise BuildError(explain("engines are known once there is an operation graph", found="none", fix="call build_operation_graph() first"))
+        plans = self._plans
+        return self._create(()) if plans is None or isinstance(plans, LoadedPlans) else plans
+
+    def create_execution_plan(self, engine_id: int, knobs: Mapping[knob_type, int]) -> None:
+        """Append a plan that uses engine ``engine_id`` with ``knobs`` in the costliest part that it takes. BuildError if it takes none."""
+        if not isinstance(knobs, Mapping) or not all(isinstance(k, knob_type) for k in knobs):
+            raise KindError(explain("knobs has the wrong type", expected="a dict of graphdnn.knob_type to int", found=repr(knobs)[:80]))
+        plans = self._custom()
+        plans.add_custom(as_integer("engine_id", engine_id), {k.name: as_integer(f"knob {k.name}", v) for k, v in knobs.items()})
+        self._plans = plans
+
+    def get_engine_count(self) -> int:
+        """Number of engines: ids are 0 to count - 1. Not every engine takes every graph."""
+        return self._custom().engine_count()
+
+    def get_knobs_for_engine(self, engine: int) -> list[knob]:
+        """Knobs of an engine for this graph. BuildError if it does not take it."""
+        found = self._custom().knobs_for_engine(as_integer("engine", engine))
+        return [knob(knob_type[k.type], k.min_value, k.max_value, k.stride) for k in found]
+
+    def get_execution_plan_count(self) -> int:
+        """Number of plans; 0 before they are created."""
+        return 0 if self._plans is None else self._plans.count()
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        """Name of a plan: the engine and knobs of each region, as in "r0:eng3_k12=1|r1:eng0"."""
+        return self._planned().name_at(as_integer("index", index))
+
+    # --------------------------------------------------------------------------------------------------------------------- notes, filters
+    def get_behavior_notes(self) -> list[behavior_note]:
+        """Notes of the built plan, or of the first one if none is built yet."""
+        plans = self._planned()
+        return self.get_behavior_notes_for_plan_at_index(max(plans.chosen_index, 0))
+
+    def get_behavior_notes_for_plan_at_index(self, index: int) -> list[behavior_note]:
+        """Notes of one plan."""
+        return [behavior_note[n.name] for n in self._planned().plan_at(as_integer("index", index)).behavior_notes]
+
+    def select_behavior_notes(self, notes: Sequence[behavior_note]) -> None:
+        """Keep only plans that have all these notes."""
+        self._choosable().select_behavior_notes(_members("notes", notes, behavior_note))
+
+    def deselect_behavior_notes(self, notes: Sequence[behavior_note]) -> None:
+        """Leave out plans that have any of these notes."""
+        self._choosable().deselect_behavior_notes(_members("notes", notes, behavior_note))
+
+    def select_numeric_notes(self, notes: Sequence[numerical_note]) -> None:
+        """Keep only plans that have all these notes."""
+        self._choosable().select_numeric_notes(_members("notes", notes, numerical_note))
+
+    def deselect_numeric_notes(self, notes: Sequence[numerical_note]) -> None:
+        """Leave out plans that have any of these notes."""
+        self._choosable().deselect_numeric_notes(_members("notes", notes, numerical_note))
+
+    def deselect_engines(self, names: Sequence[str]) -> None:
+        """Leave out plans whose name holds one of these texts, such as "eng4"."""
+        self._choosable().deselect_engines(_members("names", names, str))
+
+    def deselect_workspace_greater_than(self, workspace: int) -> None:
+        """Leave out plans that need more than ``workspace`` bytes."""
+        self._choosable().deselect_workspace_greater_than(as_integer("workspace", workspace))
+
+    # ------------------------------------------------------------------------------------------------------------------- support and build
+    def check_support(self) -> None:
+        """Return if at least one plan is supported; compiles nothing. NotSupportedError, with every reason, if none is."""
+        self._supported("check_support").check_support()
+
+    def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
+        """Compile the best plan that compiles, or with ALL every plan."""
+        if not isinstance(policy, build_plan_policy):
+            raise KindError(explain("policy has the wrong type", expected="graphdnn.build_plan_policy", found=repr(policy)))
+        self._supported("build_plans").build(policy.name)
+
+    def build_plan_at_index(self, index: int) -> None:
+        """Compile one plan; ``execute`` uses it from now on."""
+        self._planned().build_at(as_integer("index", index))
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """The plan that ``execute`` uses: its source, PTX, machine code, resources. BuildError before one is built."""
+        return self._planned().chosen
+
+    def get_workspace_size(self) -> int:
+        """Bytes of workspace that the built plan needs. BuildError before one is built."""
+        if self._plans is None:
+            raise BuildError(explain("Plan index -1 is invalid.", expected="a built plan", found="none", fix="call build_plans() first"))
+        return self._plans.chosen.workspace_bytes
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        """Bytes of workspace that one plan needs."""
+        return self._planned().plan_at(as_integer("index", index)).workspace_bytes
+
+    # ------------------------------------------------------------------------------------------------------------------------------ running
+    def _stream(self, handle: int | None, pack: Mapping[Any, Any], plan: ExecutionPlan) -> int:
+        used = self._handle if handle is None else handle if type(handle) is Handle else as_handle(handle)
+        if used is not None:
+            as_handle(used)
+            if handle is not None and (used.device.kind, used.device.index) != (plan.device.kind, plan.device.index):
+                raise ExecutionError(
+                    explain(
+                        "the handle is for another device than the plan",
+                        expected=plan.device.text,
+                        found=used.device.text,
+                        fix="build the graph with this handle",
+                    )
+                )
+            if used.stream is not None:
+                return used.stream
+        return _framework_stream(pack) if plan.device.kind == "cuda" else 0
+
+    def execute(
+        self,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any,
+        handle: int | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Run the built plan.
+
+        ``tensor_to_device_buffer``: tensor, uid or name -> array (torch, NumPy on a CPU, CuPy, numba, DLPack), address, or number for a by-value
+        tensor; None keys and unknown uids are skipped. ``workspace``: array or address of ``get_workspace_size()`` bytes, None if that is 0.
+        A CPU plan has finished on return; a CUDA plan is enqueued on the handle's stream of this moment.
+        """
+        plan = self._planned().chosen
+        if override_uids:
+            plan = self._overridden(plan, override_uids, override_shapes, override_strides)
+        plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
+
+    def execute_plan_at_index(
+        self,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any,
+        index: int,
+        handle: int | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Run one plan of the list, which must have been built; see :meth:`execute`."""
+        plan = self._planned().plan_at(as_integer("index", index))
+        if not plan.built:
+            raise BuildError(
+                explain(f"plan {index} ({plan.name}) is not built", fix="call build_plans(build_plan_policy.ALL) or build_plan_at_index(index) first")
+            )
+        if override_uids:
+            plan = self._overridden(plan, override_uids, override_shapes, override_strides)
+        plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
