@@ -116,10 +116,14 @@ class Matrix:
 class Panels:
     """CPU only: C[b, rows] = A[b, rows] @ B[b] by panels of ``rows`` rows with np.matmul, each panel followed by its epilogue while it is in cache.
 
-    ``pack_a`` / ``pack_b``: launches that fill the workspace copies that ``a`` / ``b`` name. Pack B: items are all rows of all batches, run once,
-    before. Pack A: run per panel; its items are panel rows counted through the batches (b * M + m), it writes the panel at row 0.
-    ``panel``: the result (workspace, shape (1, rows, N)). ``epilogue``: run per panel on items [b * M + m0, b * M + m1); its last argument, a
-    ``Constant`` of type int64, is replaced by the first item of the panel.
+    Items are rows counted through the batches, b * M + m. With ``rows`` < M a panel is rows [m0, m1) of one batch; with ``rows`` >= M it is
+    ``rows // M`` whole batches (fewer at the end). The cut depends on the plan alone, so results do too. K = 0 gives panels of 0.
+
+    ``pack_a`` / ``pack_b``: launches that fill the workspace copies that ``a`` / ``b`` name. Pack B: all its items, once, before. Pack A: per
+    panel, on the panel's items; it writes the first of them at row 0. ``panel``: the result (workspace, shape (1, rows, N), unit column stride),
+    first item at row 0. ``epilogue``: per panel, on the panel's items. The last argument of pack A and of the epilogue, a ``Constant`` of type
+    int64, is replaced by the first item of the panel; their ``grid`` is not read. Without a pack, a matrix needs a unit stride along rows or
+    columns, or np.matmul leaves BLAS for a slow loop.
     """
 
     a: Matrix

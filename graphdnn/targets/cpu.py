@@ -19,7 +19,7 @@ from pathlib import Path
 
 from graphdnn.codegen.spec import Binary, Recipe, Source
 from graphdnn.errors import SerializationError, explain
-from graphdnn.targets import cpu_compile, cpu_object
+from graphdnn.targets import cpu_object
 from graphdnn.targets.base import Target
 from graphdnn.targets.cpu_run import CpuExecutable
 
@@ -31,13 +31,14 @@ class CpuTarget(Target):
 
     def toolchain_key(self) -> str:
         """Versions of numba and llvmlite, CPU and its features, and our pipeline. Imports llvmlite, which a load needs too, but not numba."""
-        return f"cpu numba-{_version('numba')} llvmlite-{_version('llvmlite')} pipeline-{cpu_compile.PIPELINE} {cpu_object.host_key()}"
+        return f"cpu numba-{_version('numba')} llvmlite-{_version('llvmlite')} pipeline-{cpu_object.PIPELINE} {cpu_object.host_key()}"
 
     def compile(self, source: Source) -> Binary:
         """Object code for this CPU. Facts: arch, object_bytes, vectorized (has vector instructions), calls (libm functions). Raises BuildError."""
         from graphdnn.intrinsics import namespace
+        from graphdnn.targets import cpu_compile
 
-        stored, text = cpu_compile.compile_object(source, dict(namespace("cpu")))
+        stored, text = cpu_compile.compile_object(source, namespace("cpu"))
         facts = {
             "arch": cpu_object.host_cpu()[1],
             "object_bytes": len(stored.image),

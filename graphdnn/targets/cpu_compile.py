@@ -16,9 +16,6 @@ from graphdnn.codegen.spec import PointerParam, Source
 from graphdnn.errors import BuildError, explain
 from graphdnn.targets.cpu_object import ObjectCode, host_cpu, host_key
 
-PIPELINE = 1
-"""Version of what this file does to a kernel: part of the toolchain key."""
-
 CHECKED_PAIRS = 8
 """LLVM tests at most so many pointer pairs for overlap before a vector loop; beyond that it would leave the loop scalar."""
 

@@ -20,6 +20,9 @@ from typing import Any
 
 from graphdnn.errors import SerializationError, explain
 
+PIPELINE = 1
+"""Version of what cpu_compile does to a kernel and of the stored form: part of the toolchain key."""
+
 MAGIC = b"gdnncpu1"
 _LENGTH = struct.Struct("<I")
 _HEAD = len(MAGIC) + 32
