@@ -124,7 +124,7 @@ def _touched(graph: OperationGraph, tensor: int) -> int:
 
 def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
     """Bytes that the region must read and write, each tensor once."""
-    read = sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.reads if not graph.tensors[t].by_value)
+    read = sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.reads if not (graph.tensors[t].by_value or graph.tensors[t].constant))
     return read, sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.stores)
 
 

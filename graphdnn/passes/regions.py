@@ -155,7 +155,7 @@ class _Partitioner:
         if self.fuse and x in self.home and x not in self.forced:
             draft = self.drafts[self.home[x]]
             full = all(a in axes or d == 1 for a, d in enumerate(space))
-            if draft.kind == "matmul" and full and space == draft.space:
+            if draft.kind == "matmul" and full and space == draft.space and 0 not in space:
                 draft.epilogue_reductions.append(i)
                 draft.stores.append(y)
                 self.stored_by[y] = self.home[x]

@@ -1,0 +1,136 @@
+"""Partition: what fuses, where it is cut, in which order; on operation graphs made by hand."""
+
+from __future__ import annotations
+
+from graphdnn.dtypes import data_type
+from graphdnn.ir.layout import packed
+from graphdnn.ir.node import Node
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.ir.tensor import Tensor
+from graphdnn.passes.regions import Partition, partition, unfused
+
+
+class Builder:
+    """Operation graphs in a few words."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.nodes: list[Node] = []
+
+    def tensor(self, *dim: int, virtual: bool = False) -> int:
+        self.tensors.append(Tensor(f"t{len(self.tensors)}", len(self.tensors) + 1, dim, packed(dim), data_type.FLOAT, virtual))
+        return len(self.tensors) - 1
+
+    def node(self, op: str, inputs: tuple[int, ...], dim: tuple[int, ...], ports: str, virtual: bool = True, **attrs: object) -> int:
+        out = self.tensor(*dim, virtual=virtual)
+        pairs = tuple(zip(ports.split(), inputs, strict=True))
+        self.nodes.append(Node(op, f"n{len(self.nodes)}", pairs, (("OUT_0", out),), tuple(sorted(attrs.items())), data_type.FLOAT))
+        return out
+
+    def add(self, a: int, b: int, *dim: int, virtual: bool = True) -> int:
+        return self.node("POINTWISE", (a, b), dim, "IN_0 IN_1", virtual, mode="ADD")
+
+    def total(self, x: int, *dim: int, virtual: bool = True) -> int:
+        return self.node("REDUCTION", (x,), dim, "X", virtual, mode="ADD")
+
+    def matmul(self, a: int, b: int, *dim: int, virtual: bool = True) -> int:
+        return self.node("MATMUL", (a, b), dim, "A B", virtual)
+
+    def graph(self) -> OperationGraph:
+        return OperationGraph(tuple(self.tensors), tuple(self.nodes))
+
+
+def kinds(p: Partition) -> list[str]:
+    return [r.kind for r in p.regions]
+
+
+def check(graph: OperationGraph, p: Partition) -> None:
+    """Every output is stored once, and every read is an input or was stored before."""
+    stored: set[int] = set()
+    for r in p.regions:
+        for t in r.reads:
+            assert t in stored or t not in graph.producer
+        assert not stored & set(r.stores)
+        stored |= set(r.stores)
+    assert stored == set(graph.outputs) | set(p.materialized)
+
+
+def test_matmul_takes_prologue_epilogue_and_full_reduction() -> None:
+    b = Builder()
+    a, w, bias = b.tensor(2, 3, 4), b.tensor(1, 4, 5), b.tensor(1, 1, 5)
+    c = b.matmul(b.add(a, a, 2, 3, 4), w, 2, 3, 5)
+    y = b.add(c, bias, 2, 3, 5, virtual=False)
+    b.total(y, 1, 1, 1, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["matmul"] and p.materialized == () and len(p.regions[0].epilogue_reductions) == 1
+
+
+def test_softmax_by_hand_recomputes_instead_of_storing_the_matrix() -> None:
+    b = Builder()
+    x = b.tensor(4, 8)
+    m = b.total(x, 4, 1)
+    d = b.add(x, m, 4, 8)
+    s = b.total(d, 4, 1)
+    b.add(d, s, 4, 8, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["reduction", "reduction", "pointwise"]
+    assert all(b.tensors[t].dim == (4, 1) for t in p.materialized)
+    assert len(p.notes) == 2
+
+
+def test_reductions_of_one_space_and_a_side_output_share_a_kernel() -> None:
+    b = Builder()
+    x = b.tensor(4, 8)
+    y = b.add(x, x, 4, 8, virtual=False)
+    b.total(y, 4, 1, virtual=False)
+    b.total(x, 4, 1, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["reduction"] and len(p.regions[0].anchors) == 2 and len(p.regions[0].stores) == 3
+
+
+def test_two_matmuls_that_need_each_other_are_never_one_cycle() -> None:
+    b = Builder()
+    x, w = b.tensor(1, 4, 4), b.tensor(1, 4, 4)
+    c = b.matmul(x, w, 1, 4, 4)
+    d = b.matmul(c, w, 1, 4, 4)
+    b.add(c, d, 1, 4, 4, virtual=False)
+    b.add(d, x, 1, 4, 4, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["matmul", "matmul"]
+
+
+def test_value_that_would_make_regions_wait_for_each_other_is_cut() -> None:
+    b = Builder()
+    x = b.tensor(4, 8)
+    r = b.total(x, 4, 1)
+    q = b.total(b.add(x, r, 4, 8), 4, 1)
+    b.add(r, q, 4, 1, virtual=False)
+    b.add(r, r, 4, 1, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["reduction", "reduction"]
+
+
+def test_forced_and_unfused() -> None:
+    b = Builder()
+    x = b.tensor(4, 8)
+    y = b.add(x, x, 4, 8)
+    z = b.add(y, x, 4, 8, virtual=False)
+    graph = b.graph()
+    assert kinds(partition(graph)) == ["pointwise"]
+    for p in (partition(graph, frozenset((y,))), unfused(graph)):
+        check(graph, p)
+        assert kinds(p) == ["pointwise", "pointwise"] and p.materialized == (y,) and p.regions[1].stores == (z,)
+
+
+def test_an_empty_space_keeps_its_reduction_apart() -> None:
+    b = Builder()
+    c = b.matmul(b.tensor(0, 3, 4), b.tensor(1, 4, 5), 0, 3, 5, virtual=False)
+    b.total(c, 1, 1, 1, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["matmul", "reduction"]
