@@ -48,21 +48,21 @@ def _half(x: Number) -> float:
     try:
         return float(struct.unpack("<e", struct.pack("<e", x))[0])
     except OverflowError:
-        return math.copysign(math.inf, x)
+        return math.inf if x > 0 else -math.inf
 
 
 def _float(x: Number) -> float:
     try:
         return ctypes.c_float(x).value
     except OverflowError:
-        return math.copysign(math.inf, x)
+        return math.inf if x > 0 else -math.inf
 
 
 def _double(x: Number) -> float:
     try:
         return float(x)
     except OverflowError:
-        return math.copysign(math.inf, x)
+        return math.inf if x > 0 else -math.inf
 
 
 def _bfloat(x: Number) -> float:

@@ -19,7 +19,7 @@ from graphdnn.passes.regions import Partition
 from graphdnn.plans import buffers, scalars
 from graphdnn.plans.assemble import buffers as named_buffers
 from graphdnn.plans.assemble import launches, tensor_bytes
-from graphdnn.plans.buffers import KINDS, NUMPY, POINTER, TORCH, Facts
+from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
 
 if TYPE_CHECKING:
     from graphdnn.device import DeviceProps
@@ -38,6 +38,7 @@ _STANDS_FOR: dict[data_type, tuple[str, ...]] = {
 """Integer storage of the same size that frameworks without a data type use for it."""
 
 
+_MAX_KEYS = 64
 _MAX_WORK: Any = 100_000
 """Steps that NumPy may take to decide whether two strided tensors meet."""
 
@@ -69,14 +70,19 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Binder:
-    """Binds packs for one plan. ``pairs``: (output slot, other slot, whether the same address is fine)."""
+    """Binds packs for one plan. ``keys``: position of every key seen so far that means one (-1: ignored); positions are those of ``slots``, then those
+    of ``numbers``. ``ids``: tensor ids of the slots. ``checks``: per slot data types, bytes and alignment - 1, in a form that is quick to walk. ``pairs``: positions of an output and
+    of another slot, their bytes, and whether the same address is fine."""
 
     slots: tuple[Slot, ...]
+    ids: tuple[int, ...]
+    checks: tuple[tuple[set[Any], int, int, bool], ...]
     numbers: tuple[tuple[int, Tensor, Callable[[float | int], float | int]], ...]
+    keys: dict[Any, int]
     by_uid: Mapping[int, int]
     by_name: Mapping[str, int | None]
     defaults: Mapping[int, float | int]
-    pairs: tuple[tuple[int, int, bool], ...]
+    pairs: tuple[tuple[int, int, int, int, bool], ...]
     host: bool
     device: str
     ordinal: int
@@ -85,69 +91,70 @@ class Binder:
 
     def bind(self, pack: Pack, workspace: Any) -> Bound:
         """Tensor id -> address, by-value tensor id -> number, workspace address. Raises ValidationError or KindError; nothing has run then."""
-        count = len(self.slots)
-        found: list[Any] = [None] * (count + len(self.numbers))
-        by_uid = self.by_uid
+        count = len(self.checks)
+        found: list[Any] = [None] * (count + len(self.numbers) + 1)  # the last place takes what is ignored
+        known = self.keys.get
         for key, value in pack.items():
-            at = by_uid.get(key) if type(key) is int else self._position(key)
-            if at is not None:
-                found[at] = value
-        pointers: dict[int, int] = {}
-        for slot, value in zip(self.slots, found, strict=False):
-            pointers[slot.index] = self._address(slot, value)
-        for out, other, same in self.pairs:
-            a, b = self.slots[out], self.slots[other]
-            p, q = pointers[a.index], pointers[b.index]
-            if p < q + b.nbytes and q < p + a.nbytes and not (same and p == q):
-                self._check_overlap(a, p, b, q)
+            at = known(key)
+            found[self._position(key) if at is None else at] = value
+        addresses = self._addresses(found)
+        for out, other, size, other_size, same in self.pairs:
+            p, q = addresses[out], addresses[other]
+            if p < q + other_size and q < p + size and not (same and p == q):
+                self._check_overlap(self.slots[out], p, self.slots[other], q)
         numbers = self.defaults
         if self.numbers:
             numbers = dict(numbers)
             for at, (index, tensor, convert) in enumerate(self.numbers, count):
                 value = found[at]
-                if value is not None:
+                if type(value) is float:
+                    numbers[index] = convert(value)
+                elif value is not None:
                     numbers[index] = scalars.read(value, tensor, convert)
                 elif index not in numbers:
                     raise _missing(f"uid {tensor.uid} ('{tensor.name}')")
+        pointers = dict(zip(self.ids, addresses, strict=True))
         return pointers, numbers, self._workspace(workspace) if self.workspace else 0
 
-    def _position(self, key: Any) -> int | None:
-        if key is None:
-            return None
+    def _addresses(self, found: list[Any]) -> list[int]:
+        """Addresses of the slots. What is seen at a glance to be right is taken; everything else goes the slow way, which says what is wrong."""
+        kinds, host, ordinal = KINDS.get, self.host, self.ordinal
+        addresses: list[int] = []
+        for value, (types, nbytes, mask, written) in zip(found, self.checks, strict=False):
+            cls, pointer = type(value), 0
+            if cls is int:
+                pointer = value
+            elif (kind := kinds(cls)) == TORCH:
+                if value.dtype in types and (value.is_cpu if host else value.get_device() == ordinal):
+                    if value.nbytes >= nbytes and value.is_contiguous():
+                        pointer = value.data_ptr()
+            elif kind == NUMPY and host and value.dtype in types and value.nbytes >= nbytes:
+                flags = value.flags
+                if flags.c_contiguous and (flags.writeable or not written):
+                    pointer = value.__array_interface__["data"][0]
+            if pointer <= 0 or pointer & mask:
+                pointer = self._slow(self.slots[len(addresses)], value)
+            addresses.append(pointer)
+        return addresses
+
+    def _position(self, key: Any) -> int:
+        """Position of a key that was not met before; it is remembered, within limits: a tensor object must not be kept alive for long."""
+        at: int | None = -1
         if isinstance(key, TensorDecl):
-            return self.by_uid.get(key.uid) if key.uid is not None else None
-        if isinstance(key, str):
+            at = self.by_uid.get(key.uid, -1) if key.uid is not None else -1
+        elif isinstance(key, str):
             at = self.by_name.get(key, -1)
             if at is None:
-                raise ValidationError(
-                    explain(
-                        "a name in the variant pack belongs to several tensors",
-                        tensor=key,
-                        expected="a unique name",
-                        fix="use the uid or the tensor object",
-                    )
-                )
-            return at if at >= 0 else None
-        if hasattr(key, "__index__") and not isinstance(key, bool):
-            return self.by_uid.get(int(key))
-        raise KindError(explain("a key of the variant pack has the wrong kind", expected="a tensor, a uid, a name or None", found=type(key).__name__))
-
-    def _address(self, slot: Slot, value: Any) -> int:
-        """The address of a buffer that passes every check. The common cases are decided here, all others by :meth:`_slow`."""
-        kind = KINDS.get(type(value), 0)
-        if kind == TORCH:
-            if value.dtype in slot.types and (value.is_cpu if self.host else value.get_device() == self.ordinal) and value.is_contiguous():
-                pointer: int = value.data_ptr()
-                if value.nbytes >= slot.nbytes and not pointer % slot.alignment:
-                    return pointer
-        elif kind == NUMPY:
-            if self.host and value.dtype in slot.types:
-                flags = value.flags
-                if flags.c_contiguous and value.nbytes >= slot.nbytes and (flags.writeable or not slot.written):
-                    return int(value.__array_interface__["data"][0])
-        elif kind == POINTER and value > 0 and not value % slot.alignment:
-            return int(value)
-        return self._slow(slot, value)
+                unique = {"expected": "a unique name", "fix": "use the uid or the tensor object"}
+                raise ValidationError(explain("a name in the variant pack belongs to several tensors", tensor=key, **unique))
+        elif hasattr(key, "__index__") and not isinstance(key, bool):
+            return self.by_uid.get(int(key), -1)
+        elif key is not None:
+            kind = type(key).__name__
+            raise KindError(explain("a key of the variant pack has the wrong kind", expected="a tensor, a uid, a name or None", found=kind))
+        if len(self.keys) < len(self.by_uid) + _MAX_KEYS:
+            self.keys[key] = at
+        return at
 
     def _slow(self, slot: Slot, value: Any) -> int:
         tensor = slot.tensor
@@ -304,10 +311,13 @@ def prepare(
     defaults = {t: _stored(graph.tensors[t]) for t in numbers if graph.tensors[t].value is not None}
     return Binder(
         slots=slots,
+        ids=tuple(s.index for s in slots),
         numbers=tuple((t, graph.tensors[t], scalars.converter(graph.tensors[t].dtype)) for t in numbers),
         by_uid={t.uid: at for at, t in enumerate(order)},
         by_name=by_name,
         defaults=defaults,
+        checks=tuple((s.types, s.nbytes, s.alignment - 1, s.written) for s in slots),
+        keys={t.uid: at for at, t in enumerate(order)},
         pairs=tuple(_pairs(slots, space, inplace)),
         host=device.kind != "cuda",
         device="cpu" if device.kind != "cuda" else f"cuda:{max(device.index, 0)}",
@@ -343,7 +353,7 @@ def _alignments(recipe: Recipe) -> dict[int, int]:
     return found
 
 
-def _pairs(slots: tuple[Slot, ...], space: Dims | None, inplace: frozenset[tuple[int, int]]) -> Iterable[tuple[int, int, bool]]:
+def _pairs(slots: tuple[Slot, ...], space: Dims | None, inplace: frozenset[tuple[int, int]]) -> Iterable[tuple[int, int, int, int, bool]]:
     for i, out in enumerate(slots):
         if not out.written or not out.nbytes:
             continue
@@ -352,7 +362,7 @@ def _pairs(slots: tuple[Slot, ...], space: Dims | None, inplace: frozenset[tuple
                 continue
             a, b = out.tensor, other.tensor
             alike = (a.dim, a.strides, info(a.dtype).bits) == (b.dim, b.strides, info(b.dtype).bits)
-            yield i, j, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)
+            yield i, j, out.nbytes, other.nbytes, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)
 
 
 def elementwise_space(graph: OperationGraph, partition: Partition) -> Dims | None:
