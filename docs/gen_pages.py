@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from pathlib import Path
 
 import graphdnn
@@ -73,13 +74,18 @@ def reductions() -> str:
     return table(["Mode", "What", "Of each element `a`", "Combined", "At the end", "Starts from"], rows)
 
 
+def parameter(p: inspect.Parameter) -> str:
+    if p.default is inspect.Parameter.empty:
+        return p.name
+    return f"{p.name}={p.default if isinstance(p.default, Enum) else repr(p.default)}"
+
+
 def structured() -> str:
     parts = []
     for name in ("matmul", "reduction", "reshape", "transpose", "slice", "concatenate"):
         method = getattr(graphdnn.pygraph, name)
-        arguments = ", ".join(str(p) for p in inspect.signature(method).parameters.values() if p.name != "self")
-        arguments = re.sub(r": '?[^,=']+(\[[^]]*\])?[^,=']*'?(?= = |,|$)", "", arguments)
-        parts.append(f"### {name}\n\n`{name}({arguments})`\n\n{inspect.cleandoc(method.__doc__)}")
+        arguments = ", ".join(parameter(p) for p in inspect.signature(method).parameters.values() if p.name != "self")
+        parts.append(f"### {name}\n\n`{name}({arguments})`\n\n{inspect.cleandoc(method.__doc__)}".replace("``", "`"))
     return "\n\n".join(parts)
 
 
@@ -121,11 +127,23 @@ def engines() -> str:
     return table(["Id", "Engine", "What it does"], rows)
 
 
+def error_sample() -> str:
+    g = graphdnn.pygraph(io_data_type="float32", device="cpu")
+    a, b = g.tensor(dim=(2, 1, 16, 16), layout="row", name="x"), g.tensor(dim=(2, 1, 16, 256), layout="row", name="skip")
+    g.add(a, b, name="residual").set_output(True)
+    try:
+        g.validate()
+    except graphdnn.ValidationError as error:
+        return f"```text\n{type(error).__name__}: {error}\n```"
+    raise AssertionError("the sample must fail")
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "pointwise": pointwise,
     "reductions": reductions,
     "structured": structured,
     "switches": switches,
+    "error sample": error_sample,
     "api names": api_names,
     "data types": data_types,
     "accuracy": accuracy,
