@@ -7,6 +7,7 @@ a failed one.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from math import copysign, inf
@@ -41,7 +42,7 @@ def float32(value: float) -> float:
         return copysign(inf, value)
 
 
-class Declarations:
+class Declarations(ABC):
     """Tensors and nodes of a graph, in the order of their declaration."""
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class Declarations:
         self._tensors: dict[Tensor, None] = {}
         self._nodes: list[NodeDecl] = []
 
+    @abstractmethod
     def _changed(self) -> None:
         """Called when a node is added: what was built before does not belong to this graph any more."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +33,8 @@ class Method:
     @property
     def doc(self) -> str:
         """One line."""
-        text = f"{self.row.doc[:1].upper()}{self.row.doc[1:]}"
-        names = ", ".join(f"{letter} = {arg}" for letter, arg in zip("abc", self.args, strict=False))
-        return f"{text} ({names})." if len(self.args) > 1 else f"{text}."
+        names = ", ".join(f"{letter} = {arg}" for letter, arg in zip("abc", self.args, strict=False) if letter != arg)
+        return f"{self.row.doc} ({names})." if names and re.search(r"\b[abc]\b", self.row.doc) else f"{self.row.doc}."
 
     def parameters(self) -> list[tuple[str, str, Any]]:
         """(name, type, default) of every parameter after self; ``inspect.Parameter.empty`` where it is required."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import graphdnn
+from graphdnn import _public
 from graphdnn.frontend.enums import convolution_mode
 
-__all__ = [*(n for n in graphdnn.__all__ if n != "__version__"), "convolution_mode"]
+__all__ = [*(n for n in _public.NAMES if n != "__version__"), "convolution_mode"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from graphdnn.frontend.tensor import as_integer
 
 if TYPE_CHECKING:
     from graphdnn.frontend.properties import KernelCache
+    from graphdnn.inspection.explain import Explanation
     from graphdnn.ir.opgraph import OperationGraph
     from graphdnn.plans.plan import ExecutionPlan
     from graphdnn.plans.planset import PlanSet
@@ -67,13 +69,17 @@ class Planning(Declarations):
     _plan_list: PlanSet | LoadedPlans | None = None
     _stored: bytes | None = None
 
+    @abstractmethod
     def _get_device(self) -> DeviceProps:
         """The device of the graph; chosen when first asked for."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def build_operation_graph(self) -> None:
+        """Validate and freeze the graph."""
+
+    @abstractmethod
     def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
         """The plan for other shapes."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------------------------------- plan lists
     @property
@@ -287,3 +293,36 @@ class Planning(Declarations):
         if override_uids:
             plan = self._overridden(plan, override_uids, override_shapes, override_strides)
         plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
+
+    def populate_cuda_graph(self, handle: int, tensor_to_device_buffer: Mapping[Any, Any], workspace: int, cuda_graph: int) -> None:
+        """Not supported: raises NotSupportedError that names what to do instead."""
+        raise self._no_cuda_graph("populate_cuda_graph")
+
+    def update_cuda_graph(self, handle: int, tensor_to_device_buffer: Mapping[Any, Any], workspace: int, cuda_graph: int) -> None:
+        """Not supported: raises NotSupportedError that names what to do instead."""
+        raise self._no_cuda_graph("update_cuda_graph")
+
+    def _no_cuda_graph(self, method: str) -> NotSupportedError:
+        return NotSupportedError(
+            explain(
+                f"{method}: no target of graphdnn writes the nodes of a CUDA graph; plans lack SUPPORTS_CUDA_GRAPH_NATIVE_API",
+                expected="a captured execute",
+                fix="call execute() inside a stream capture, such as torch.cuda.graph: it allocates, compiles and synchronizes nothing",
+            )
+        )
+
+    # -------------------------------------------------------------------------------------------------------------------------- looking in
+    def explain(self) -> Explanation:
+        """What the plan does and why: kernels, memory traffic, operations, choices, cuts, rejections. ``print`` it, or take its ``data``.
+
+        The built plan, or before a build the one that comes first; a graph without plans is planned for this, without keeping the plans."""
+        from graphdnn.inspection import explain as report
+
+        plans = self._plans
+        if plans is None:
+            if self._opgraph is None:
+                self.build_operation_graph()
+            plans = self._create((heur_mode.A,))
+        found = plans.chosen if isinstance(plans, LoadedPlans) else plans
+        assert self._opgraph is not None, "a graph with plans has an operation graph"
+        return report.explain(self._opgraph, found)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
 
 
-class pygraph(PointwiseOps, StructuredOps, Planning, Copies):
+class pygraph(PointwiseOps, StructuredOps, Copies, Planning):
     """A graph of tensor operations.
 
     Declare tensors and ops, then ``build([heur_mode.A])``, or step by step: ``validate``, ``build_operation_graph``, ``create_execution_plans``,
@@ -56,11 +56,11 @@ class pygraph(PointwiseOps, StructuredOps, Planning, Copies):
         what ops calculate in.
 
         ``device``: "cpu", "cuda:0", "cudasim", or a GPU that need not exist, such as "sm_90". Without it: the handle's device, that of
-        ``device_property``, one of compute capability ``sm_version``, GRAPHDNN_DEVICE, the current CUDA device if usable, the CPU. ``name`` is not
-        kept.
+        ``device_property``, one of compute capability ``sm_version``, GRAPHDNN_DEVICE, the current CUDA device if usable, the CPU. ``name`` is shown
+        by ``explain`` and in no other place.
         """
         super().__init__()
-        as_name(name)
+        self._name = as_name(name)
         self._io, self._intermediate, self._compute = (as_data_type(d) for d in (io_data_type, intermediate_data_type, compute_data_type))
         if kernel_cache is not None and not isinstance(kernel_cache, KernelCache):
             raise KindError(explain("kernel_cache has the wrong type", expected="an object of create_kernel_cache()", found=repr(kernel_cache)[:80]))
@@ -154,6 +154,7 @@ class pygraph(PointwiseOps, StructuredOps, Planning, Copies):
     # ------------------------------------------------------------------------------------------------------------------------- the steps
     def _changed(self) -> None:
         self._opgraph = self._plans = None
+        self._variants = {}
 
     @contextmanager
     def _step(self) -> Iterator[Snapshot]:
@@ -191,7 +192,7 @@ class pygraph(PointwiseOps, StructuredOps, Planning, Copies):
         self._changed()
         with self._step() as before:
             check.check(self._nodes)
-            opgraph, _ = canonicalize.canonicalize(self._nodes, list(self._tensors))
+            opgraph, _ = canonicalize.canonicalize(self._nodes, list(self._tensors), self._name)
         self._filled += Snapshot(self).changes_since(before)
         self._opgraph = opgraph
         self._lint()
