@@ -95,13 +95,15 @@ class Explanation:
         return {str(k): v for k, v in (found | more).items()}
 
     def __str__(self) -> str:
-        memory = sum(r.seconds for r in self.regions) if self.regions else 0.0
+        least = sum(r.seconds for r in self.regions)
+        moved = f"{size(self.bytes_read)} read, {size(self.bytes_written)} written"
+        times = f"at least {seconds(self.floor_seconds)} for this graph, {seconds(least)} for these kernels; estimate {seconds(self.estimate)}"
         lines = [
             f"plan {self.plan} of graph '{self.graph}' on {self.device}",
             f"  kernels     {self.kernels} ({self.unfused_kernels} with one kernel per op); {self.launches} launches",
-            f"  traffic     {size(self.bytes_read)} read, {size(self.bytes_written)} written; {size(self.unfused_bytes)} unfused: {self.saved:.0%} saved",
+            f"  traffic     {moved}; {size(self.unfused_bytes)} unfused: {self.saved:.0%} saved",
             f"  operations  {count(self.flops)}FLOP, {self.arithmetic_intensity:.3g} per byte",
-            f"  time        at least {seconds(self.floor_seconds)} for this graph, {seconds(memory)} for these kernels; estimate {seconds(self.estimate)}",
+            f"  time        {times}",
             f"  workspace   {size(self.workspace_bytes)}",
         ]
         if self.numeric_notes:

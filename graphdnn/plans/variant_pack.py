@@ -139,14 +139,15 @@ class Binder:
 
     def _position(self, key: Any) -> int:
         """Position of a key that was not met before; it is remembered, within limits: a tensor object must not be kept alive for long."""
-        at: int | None = -1
+        at = -1
         if isinstance(key, TensorDecl):
             at = self.by_uid.get(key.uid, -1) if key.uid is not None else -1
         elif isinstance(key, str):
-            at = self.by_name.get(key, -1)
-            if at is None:
+            named = self.by_name.get(key, -1)
+            if named is None:
                 unique = {"expected": "a unique name", "fix": "use the uid or the tensor object"}
                 raise ValidationError(explain("a name in the variant pack belongs to several tensors", tensor=key, **unique))
+            at = named
         elif hasattr(key, "__index__") and not isinstance(key, bool):
             return self.by_uid.get(int(key), -1)
         elif key is not None:
