@@ -155,12 +155,15 @@ class Lanes:
 
 
 def lane_width(tape: Tape, graph: OperationGraph, j: Var, limit: int = 16) -> int:
-    """Elements of ``j`` that one 16-byte access of the widest contiguous tensor covers; 1 where no access is contiguous and aligned."""
+    """Elements of ``j`` that one 16-byte access of the widest contiguous tensor covers, fewer where the largest tensors would not stay aligned from row
+    to row: neighbouring threads that take single elements read better than lanes that do not fit a vector."""
     accesses = [i for i in tape.items if isinstance(i, (Load, Store))]
     wide = [i for i in accesses if not i.guards and i.offset.coefficient(j) == 1]
     bits = [info(graph.tensors[i.tensor].dtype).bits for i in wide]
     width = min(16 * 8 // max(bits), limit) if bits and min(bits) >= 8 else 1
-    while width > 1 and not any(_contiguous(i, graph, j, width) for i in wide):
+    largest = max((graph.tensors[i.tensor].size for i in wide), default=0)
+    decisive = [i for i in wide if graph.tensors[i.tensor].size == largest]
+    while width > 1 and not all(_contiguous(i, graph, j, width) for i in decisive):
         width //= 2
     return width
 

@@ -2,42 +2,9 @@
 
 from __future__ import annotations
 
-from graphdnn.dtypes import data_type
-from graphdnn.ir.layout import packed
-from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.ir.tensor import Tensor
 from graphdnn.passes.regions import Partition, partition, unfused
-
-
-class Builder:
-    """Operation graphs in a few words."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.nodes: list[Node] = []
-
-    def tensor(self, *dim: int, virtual: bool = False) -> int:
-        self.tensors.append(Tensor(f"t{len(self.tensors)}", len(self.tensors) + 1, dim, packed(dim), data_type.FLOAT, virtual))
-        return len(self.tensors) - 1
-
-    def node(self, op: str, inputs: tuple[int, ...], dim: tuple[int, ...], ports: str, virtual: bool = True, **attrs: object) -> int:
-        out = self.tensor(*dim, virtual=virtual)
-        pairs = tuple(zip(ports.split(), inputs, strict=True))
-        self.nodes.append(Node(op, f"n{len(self.nodes)}", pairs, (("OUT_0", out),), tuple(sorted(attrs.items())), data_type.FLOAT))
-        return out
-
-    def add(self, a: int, b: int, *dim: int, virtual: bool = True) -> int:
-        return self.node("POINTWISE", (a, b), dim, "IN_0 IN_1", virtual, mode="ADD")
-
-    def total(self, x: int, *dim: int, virtual: bool = True) -> int:
-        return self.node("REDUCTION", (x,), dim, "X", virtual, mode="ADD")
-
-    def matmul(self, a: int, b: int, *dim: int, virtual: bool = True) -> int:
-        return self.node("MATMUL", (a, b), dim, "A B", virtual)
-
-    def graph(self) -> OperationGraph:
-        return OperationGraph(tuple(self.tensors), tuple(self.nodes))
+from tests.opgraphs import Builder
 
 
 def kinds(p: Partition) -> list[str]:
