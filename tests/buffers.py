@@ -155,7 +155,8 @@ class Guarded:
         flat = self.elements()
         if info(self.dtype).bits == 4:
             return flat
-        return np.lib.stride_tricks.as_strided(flat, self.dim, [s * flat.itemsize for s in self.stride])
+        body = self.block[self.start : self.start + self.nbytes]
+        return np.ndarray(self.dim, flat.dtype, buffer=body.data, strides=tuple(s * flat.itemsize for s in self.stride))
 
     def torch_view(self, device: str) -> Any:
         """The same as a torch tensor on the CPU or on a GPU."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tests.helpers import built
 
 F32 = data_type.FLOAT
 FLOAT = {"io_data_type": F32, "compute_data_type": F32}
+ROOT = str(Path(__file__).resolve().parents[2])
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
 
 
@@ -186,7 +189,7 @@ def test_C8_a_built_plan_travels_to_a_worker_process(tmp_path):
         "g.execute({1: np.load('x.npy'), 2: out}, np.empty(g.get_workspace_size(), np.uint8))\nnp.save('y.npy', out)\n"
         "assert 'numba' not in sys.modules, 'the object code travels in the pickle'"
     )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, check=True)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.maximum(X.reshape(-1) + np.float32(0.5), 0))
 
 
@@ -212,7 +215,7 @@ def _in_new_process(folder) -> dict[str, int]:
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "GRAPHDNN_CACHE_DIR": str(folder)},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "GRAPHDNN_CACHE_DIR": str(folder), "PYTHONPATH": ROOT},
         capture_output=True,
         text=True,
     )
