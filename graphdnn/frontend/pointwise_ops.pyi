@@ -1,11 +1,12 @@
 # Printed by graphdnn/frontend/stubgen.py; do not edit.
+from abc import ABCMeta
 from typing import Any
 
 from graphdnn.dtypes import data_type
 from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.tensor import tensor as Tensor
 
-class PointwiseOps(Declarations):
+class PointwiseOps(Declarations, metaclass=ABCMeta):
     """Element by element, with broadcasting as in NumPy. Every method takes ``name=``, makes one node and returns its output, a new virtual tensor.
     A number may stand for any operand but the first tensor: it becomes a constant of the kernel."""
 
