@@ -58,8 +58,15 @@ def _up(n: int) -> int:
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes from the first to one past the last element that the strides reach."""
+    """Bytes from the lowest to one past the highest element that the strides reach."""
     return (tensor.extent * info(tensor.dtype).bits + 7) // 8
+
+
+def bytes_below(tensor: Tensor) -> int:
+    """Of these, bytes below element (0, ..., 0), to which an address points: more than 0 only with negative strides."""
+    if tensor.size == 0:
+        return 0
+    return (sum((d - 1) * -s for d, s in zip(tensor.dim, tensor.stride, strict=True) if s < 0) * info(tensor.dtype).bits + 7) // 8
 
 
 def assemble(graph: OperationGraph, device: DeviceProps, candidate: Candidate) -> tuple[Recipe, tuple[tuple[int, ...], ...]]:
@@ -73,7 +80,7 @@ def assemble(graph: OperationGraph, device: DeviceProps, candidate: Candidate) -
         readers = [r for r, g in enumerate(regions) if t in g.reads]
         lives.append((tensor_bytes(graph.tensors[t]), min(writers), max(writers + readers), t))
     for size, first, last, t in sorted(lives, key=lambda x: (-x[0], x[3])):
-        memory[t] = Buffer("workspace", 0, arena.place(size, first, last))
+        memory[t] = Buffer("workspace", 0, arena.place(size, first, last) + bytes_below(graph.tensors[t]))
     kernels: list[KernelSpec] = []
     steps: list[Step] = []
     owned = []

@@ -20,7 +20,8 @@ KINDS: dict[type, int] = {int: POINTER}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``room``: bytes from ``pointer`` to the end of the memory that the buffer may reach; None if unknown (a bare address).
+    """``room``: bytes from ``pointer`` to the end of the memory that the buffer may reach; None if unknown (a bare address). ``before``: bytes of
+    that memory in front of ``pointer``.
     ``dtype``: NumPy-like name, "" if unknown. ``device``: "cpu", "cuda:0", ... or "" if unknown."""
 
     pointer: int
@@ -28,6 +29,7 @@ class Facts:
     dtype: str = ""
     device: str = ""
     writable: bool = True
+    before: int | None = None
 
 
 def kind_of(value: Any) -> int:
@@ -89,12 +91,14 @@ def _reach(shape: Any, strides: Any, itemsize: int) -> int:
 def _numpy(value: Any) -> Facts:
     pointer, read_only = value.__array_interface__["data"]
     room = value.nbytes if value.flags.c_contiguous else _reach(value.shape, value.strides, value.itemsize)
+    before = -sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True) if s < 0) if value.size else 0
     array, owner = sys.modules["numpy"].ndarray, value
     while isinstance(owner.base, array):
         owner = owner.base
     if owner is not value and (owner.flags.c_contiguous or owner.flags.f_contiguous):
-        room = max(room, owner.__array_interface__["data"][0] + owner.nbytes - pointer)
-    return Facts(pointer, room, value.dtype.name, "cpu", not read_only)
+        start = owner.__array_interface__["data"][0]
+        room, before = max(room, start + owner.nbytes - pointer), max(before, pointer - start)
+    return Facts(pointer, room, value.dtype.name, "cpu", not read_only, before)
 
 
 def _torch(value: Any) -> Facts:
@@ -105,9 +109,10 @@ def _torch(value: Any) -> Facts:
         raise KindError(
             explain("this torch tensor has no memory of its own", expected="a strided tensor on a CPU or CUDA device", found=str(error)[:80])
         ) from error
-    room = storage - value.storage_offset() * value.element_size()
+    before = value.storage_offset() * value.element_size()
     device = str(value.device)
-    return Facts(pointer, room, str(value.dtype).removeprefix("torch."), "cuda:0" if device == "cuda" else device)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Facts(pointer, storage - before, dtype, "cuda:0" if device == "cuda" else device, before=before)
 
 
 _LETTERS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "V": "void", "c": "complex"}

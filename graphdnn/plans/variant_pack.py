@@ -6,7 +6,7 @@ checks what it can see (device, data type, room, alignment, overlap) and gives a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
 from graphdnn.passes.regions import Partition
 from graphdnn.plans import buffers, scalars
 from graphdnn.plans.assemble import buffers as named_buffers
-from graphdnn.plans.assemble import launches, tensor_bytes
+from graphdnn.plans.assemble import bytes_below, launches, tensor_bytes
 from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _STANDS_FOR: dict[data_type, tuple[str, ...]] = {
 
 
 _MAX_KEYS = 64
+_NEVER = 2**62
+"""More bytes than a buffer has: it is looked at closely."""
 _MAX_WORK: Any = 100_000
 """Steps that NumPy may take to decide whether two strided tensors meet."""
 
@@ -52,11 +54,13 @@ def accepted(dtype: data_type) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slot:
-    """One buffer that a plan needs. ``types``: framework data types seen so far that fit (they are looked up by identity)."""
+    """One buffer that a plan needs: ``nbytes`` from its address on, ``below`` in front of it. ``types``: framework data types seen so far that fit
+    (they are looked up by identity)."""
 
     index: int
     tensor: Tensor
     nbytes: int
+    below: int
     alignment: int
     written: bool
     names: frozenset[str]
@@ -70,9 +74,12 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Binder:
-    """Binds packs for one plan. ``keys``: position of every key seen so far that means one (-1: ignored); positions are those of ``slots``, then those
-    of ``numbers``. ``ids``: tensor ids of the slots. ``checks``: per slot data types, bytes and alignment - 1, in a form that is quick to walk. ``pairs``: positions of an output and
-    of another slot, their bytes, and whether the same address is fine."""
+    """Binds packs for one plan.
+
+    Positions are those of ``slots``, then those of ``numbers``. ``keys``: position of every key met so far (-1: ignored). ``ids``: tensor ids of the
+    slots. ``checks``: per slot data types, bytes, alignment - 1 and whether it is written, in a form that is quick to walk. ``pairs``: positions of
+    an output and of another slot, their bytes, those in front of the other, and whether the same address is fine.
+    """
 
     slots: tuple[Slot, ...]
     ids: tuple[int, ...]
@@ -82,7 +89,7 @@ class Binder:
     by_uid: Mapping[int, int]
     by_name: Mapping[str, int | None]
     defaults: Mapping[int, float | int]
-    pairs: tuple[tuple[int, int, int, int, bool], ...]
+    pairs: tuple[tuple[int, int, int, int, int, bool], ...]
     host: bool
     device: str
     ordinal: int
@@ -98,9 +105,9 @@ class Binder:
             at = known(key)
             found[self._position(key) if at is None else at] = value
         addresses = self._addresses(found)
-        for out, other, size, other_size, same in self.pairs:
+        for out, other, size, other_size, other_below, same in self.pairs:
             p, q = addresses[out], addresses[other]
-            if p < q + other_size and q < p + size and not (same and p == q):
+            if p < q + other_size and q - other_below < p + size and not (same and p == q):
                 self._check_overlap(self.slots[out], p, self.slots[other], q)
         numbers = self.defaults
         if self.numbers:
@@ -184,14 +191,16 @@ class Binder:
                     fix=hint,
                 )
             )
-        if facts.room is not None and facts.room < slot.nbytes:
+        short = facts.room is not None and facts.room < slot.nbytes
+        if short or (slot.below and facts.before is not None and facts.before < slot.below):
+            front = f", and {slot.below} in front of the address" if slot.below else ""
             shape = f"dims {list(tensor.dim)}, strides {list(tensor.stride)}"
             raise ValidationError(
                 explain(
                     f"buffer for {slot.label} is too small",
                     tensor=tensor.name,
-                    expected=f"at least {slot.nbytes} bytes ({shape}, {tensor.dtype.name})",
-                    found=f"{facts.room} bytes",
+                    expected=f"at least {slot.nbytes} bytes{front} ({shape}, {tensor.dtype.name})",
+                    found=f"{facts.room} bytes" + (f" and {facts.before} before" if slot.below else ""),
                 )
             )
         if slot.written and not facts.writable:
@@ -301,23 +310,23 @@ def prepare(
     names = {t: accepted(graph.tensors[t].dtype) for t in needs}
     outputs = set(graph.outputs)
     cpu = device.kind == "cpu"
-    slots = tuple(
-        Slot(t, graph.tensors[t], tensor_bytes(graph.tensors[t]), 1 if cpu else needs[t], t in outputs, names[t], set(_known(names[t])))
-        for t in sorted(needs)
-    )
+    slots = []
+    for t in sorted(needs):
+        total, below = tensor_bytes(graph.tensors[t]), bytes_below(graph.tensors[t])
+        slots.append(Slot(t, graph.tensors[t], total - below, below, 1 if cpu else needs[t], t in outputs, names[t], set(_known(names[t]))))
     order = [s.tensor for s in slots] + [graph.tensors[t] for t in numbers]
     by_name: dict[str, int | None] = {}
     for at, tensor in enumerate(order):
         by_name[tensor.name] = None if tensor.name in by_name else at
     defaults = {t: _stored(graph.tensors[t]) for t in numbers if graph.tensors[t].value is not None}
     return Binder(
-        slots=slots,
+        slots=tuple(slots),
         ids=tuple(s.index for s in slots),
         numbers=tuple((t, graph.tensors[t], scalars.converter(graph.tensors[t].dtype)) for t in numbers),
         by_uid={t.uid: at for at, t in enumerate(order)},
         by_name=by_name,
         defaults=defaults,
-        checks=tuple((s.types, s.nbytes, s.alignment - 1, s.written) for s in slots),
+        checks=tuple((s.types, _NEVER if s.below else s.nbytes, s.alignment - 1, s.written) for s in slots),
         keys={t.uid: at for at, t in enumerate(order)},
         pairs=tuple(_pairs(slots, space, inplace)),
         host=device.kind != "cuda",
@@ -354,7 +363,7 @@ def _alignments(recipe: Recipe) -> dict[int, int]:
     return found
 
 
-def _pairs(slots: tuple[Slot, ...], space: Dims | None, inplace: frozenset[tuple[int, int]]) -> Iterable[tuple[int, int, int, int, bool]]:
+def _pairs(slots: Sequence[Slot], space: Dims | None, inplace: frozenset[tuple[int, int]]) -> Iterable[tuple[int, int, int, int, int, bool]]:
     for i, out in enumerate(slots):
         if not out.written or not out.nbytes:
             continue
@@ -363,7 +372,7 @@ def _pairs(slots: tuple[Slot, ...], space: Dims | None, inplace: frozenset[tuple
                 continue
             a, b = out.tensor, other.tensor
             alike = (a.dim, a.strides, info(a.dtype).bits) == (b.dim, b.strides, info(b.dtype).bits)
-            yield i, j, out.nbytes, other.nbytes, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)
+            yield i, j, out.nbytes, other.nbytes, other.below, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)
 
 
 def elementwise_space(graph: OperationGraph, partition: Partition) -> Dims | None:

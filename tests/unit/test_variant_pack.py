@@ -507,3 +507,20 @@ def test_dlpack_capsules_are_given_back():
     del a
     gc.collect()
     assert seen() is None
+
+
+def test_negative_strides_reach_back():
+    g = graph(bias={"stride": (3, -1)})  # bytes -8 .. 16 around the address
+    b, x, y = binder(g), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    whole = np.zeros((2, 3), np.float32)
+    pointers, _, _ = b.bind({1: x, 3: whole[:, ::-1], 7: y, 4: 1}, None)
+    assert pointers[1] == address(whole) + 8
+    b.bind({1: x, 3: torch.zeros(10)[2:], 7: y, 4: 1}, None)
+    b.bind({1: x, 3: address(whole) + 8, 7: y, 4: 1}, None)
+    for short in (whole, torch.zeros(10), torch.zeros(10)[1:], whole[1:, ::-1]):
+        with pytest.raises(ValidationError, match="too small.*in front"):
+            b.bind({1: x, 3: short, 7: y, 4: 1}, None)
+    raw = np.zeros(20, np.float32)
+    with pytest.raises(ValidationError, match="overlaps"):
+        b.bind({1: x, 3: address(raw) + 32, 7: raw[1:7], 4: 1}, None)
+    b.bind({1: x, 3: address(raw) + 32, 7: raw[:6], 4: 1}, None)
