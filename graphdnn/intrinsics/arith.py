@@ -37,7 +37,7 @@ def _nan_pick_model(fn: Callable[..., Number]) -> Callable[[Number, Number], Num
 
 def fabs(o: Emit, x: Value) -> Value:
     """Magnitude; the smallest integer wraps to itself."""
-    return o.llvm("fabs", x) if x.real else o.select(x < 0, -x, x)
+    return o.abs(x) if x.real else o.select(x < 0, -x, x)
 
 
 def floormod(o: Emit, a: Value, b: Value) -> Value:
@@ -45,7 +45,7 @@ def floormod(o: Emit, a: Value, b: Value) -> Value:
     if a.real:
         r = o.math("fmod", a, b) if o.target == "cuda" else a % b
         wrong = ((r < 0.0) ^ (b < 0.0)) & r.ne(0.0)
-        return o.select(r.eq(0.0), o.llvm("copysign", r, b), o.select(wrong, r + b, r))
+        return o.select(r.eq(0.0), o.copysign(r, b), o.select(wrong, r + b, r))
     # -1 divides everything, but the smallest integer over -1 traps
     harmless = o.select(b.eq(0) | b.eq(-1), 1, b)
     r = a % harmless
@@ -74,7 +74,7 @@ def truediv(o: Emit, a: Value, b: Value) -> Value:
     q = o.select(up, q + 1, q)
     # the only quotient above the range is 2**(bits - 1), whose bits are the smallest integer
     signed = o.select(negative, -q, o.select(q < 0, top, q))
-    at_zero = o.select(a < 0, -top - 1, o.select(a.eq(0), 0, top))
+    at_zero = o.select(a < 0, -top - 1, o.select(a.eq(0), a, top))
     return o.select(b.eq(0), at_zero, signed)
 
 

@@ -70,7 +70,7 @@ def single(o: Emit, x: Value) -> Value:
     y = x.to("f32")
     back = y.to("f64")
     bits = y.as_int()
-    too_far = o.llvm("fabs", back) > o.llvm("fabs", x)
+    too_far = o.abs(back) > o.abs(x)
     odd = o.select(too_far, bits - 1, bits) | 1
     inexact = (back < x) | (back > x)
     return o.select(inexact, odd, bits).as_float()
@@ -99,7 +99,7 @@ def round_to(f: SmallFloat) -> Callable[[Emit, Value], Value]:
     def form(o: Emit, register: Value) -> Value:
         x = single(o, register)
         cap = 2.0 * 2.0 ** math.floor(math.log2(f.largest)) if f.overflows else f.largest
-        a = o.llvm("fabs", x)
+        a = o.abs(x)
         a = o.select(a > cap, cap, a)
         exponent = a.as_int() & INFINITY
         lowest = (f.low + 127) << 23
@@ -108,7 +108,7 @@ def round_to(f: SmallFloat) -> Callable[[Emit, Value], Value]:
         rounded = (a + magic) - magic
         if f.overflows:
             rounded = o.select(rounded > f.largest, math.inf, rounded)
-        rounded = o.llvm("copysign", rounded, x)
+        rounded = o.copysign(rounded, x)
         return o.select(x.isnan(), 0.0, rounded) if f is E2M1 else rounded
 
     return form
@@ -120,7 +120,7 @@ def encode(f: SmallFloat) -> Callable[[Emit, Value], Value]:
     def form(o: Emit, x: Value) -> Value:
         bits = x.as_int()
         magnitude = bits & MAGNITUDE
-        subnormal = (o.llvm("fabs", x) + 2.0**f.low).as_int() - (1 << 23)
+        subnormal = (o.abs(x) + 2.0**f.low).as_int() - (1 << 23)
         normal = o.select(magnitude < ((f.low + 127) << 23), subnormal, magnitude)
         code = (normal - ((f.low + 126) << 23)).lshr(23 - f.mantissa)
         if f.overflows:

@@ -135,23 +135,23 @@ def log1p32(o: Emit, x: Value) -> Value:
 
 def tanh32(o: Emit, x: Value) -> Value:
     """An odd polynomial below 0.625, 1 - 2 / (e**2|x| + 1) above."""
-    a = o.llvm("fabs", x)
+    a = o.abs(x)
     n, r = _reduce(o, o.select(a > 10.0, 10.0, a) * 2.0)
     far = 1.0 - 2.0 / (_exp_reduced(o, r) * _power_of_two(n) + 1.0)
     s = x * x
     near = o.mad(x * s, o.poly(s, TANH), x)
-    return o.select(a < 0.625, near, o.llvm("copysign", far, x))
+    return o.select(a < 0.625, near, o.copysign(far, x))
 
 
 def erf32(o: Emit, x: Value) -> Value:
     """x + x P(x**2) below 1, a polynomial around 2.475 up to 3.95."""
-    a = o.llvm("fabs", x)
+    a = o.abs(x)
     s = x * x
     near = o.mad(x, o.poly(s, ERF_NEAR), x)
     u = (o.select(a > 3.95, 3.95, a) - ERF_CENTER) * (1.0 / ERF_HALF)
     far = o.poly(u, ERF_FAR)
     far = o.select(far > 1.0, 1.0, far)
-    return o.select(a < 1.0, near, o.llvm("copysign", far, x))
+    return o.select(a < 1.0, near, o.copysign(far, x))
 
 
 def _sigmoid_parts(o: Emit, x: Value, e: Value, inverse: Value) -> Value:
@@ -161,13 +161,13 @@ def _sigmoid_parts(o: Emit, x: Value, e: Value, inverse: Value) -> Value:
 
 def sigmoid_cpu(o: Emit, x: Value) -> Value:
     """Logistic function."""
-    e = _split(exp32, "exp")(o, -o.llvm("fabs", x))
+    e = _split(exp32, "exp")(o, -o.abs(x))
     return _sigmoid_parts(o, x, e, 1.0 / (e + 1.0))
 
 
 def sigmoid_cuda(o: Emit, x: Value) -> Value:
     """Logistic function; in float32 the reciprocal of 1..2 is the approximate one and a Newton step: no slow path, correct to 1 ulp."""
-    e = o.math("exp", -o.math("fabs", x))
+    e = o.math("exp", -o.abs(x))
     d = e + 1.0
     if x.bits == 64:
         return _sigmoid_parts(o, x, e, 1.0 / d)

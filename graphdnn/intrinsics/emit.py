@@ -196,6 +196,14 @@ class Emit:
         first = args[0]
         return self.call(f"llvm.{name}.{_suffix(first)}", first.type, *args)
 
+    def abs(self, x: Value) -> Value:
+        """|x| of a float (libNVVM refuses llvm.fabs)."""
+        return self.math("fabs", x) if self.target == "cuda" else self.llvm("fabs", x)
+
+    def copysign(self, magnitude: Value, sign: Value) -> Value:
+        """The first with the sign of the second (libNVVM refuses llvm.copysign)."""
+        return self.math("copysign", magnitude, sign) if self.target == "cuda" else self.llvm("copysign", magnitude, sign)
+
     def math(self, name: str, *args: Value) -> Value:
         """A call of the math library, result of the type of the arguments: libm on the CPU, libdevice on CUDA."""
         single = args[0].bits == 32

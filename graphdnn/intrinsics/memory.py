@@ -38,11 +38,38 @@ def _vector_type(name: str, array: Any, pointer: Any, n: Any) -> tuple[Any, int]
     return pointer.dtype, count
 
 
-def _vector_pointer(context: Any, builder: Any, element: Any, count: int, pointer: Any, index: Any) -> Any:
-    """Address of the vector, in the global address space."""
-    vector = ir.VectorType(context.get_data_type(element), count)
-    generic = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
-    return builder.addrspacecast(generic, vector.as_pointer(addrspace=1))
+def _vector(context: Any, builder: Any, element: Any, count: int, pointer: Any, index: Any) -> tuple[Any, int, Any]:
+    """How to access ``count`` elements: (LLVM type of a lane, elements per lane, address in global memory). Narrow elements travel four bytes a lane,
+    since libNVVM moves at most four lanes at a time."""
+    lane = context.get_data_type(element) if element.bitwidth >= 32 else ir.IntType(32)
+    per_lane = max(1, 32 // element.bitwidth)
+    vector = ir.VectorType(lane, count // per_lane).as_pointer()
+    generic = builder.bitcast(builder.gep(pointer, [index]), vector)
+    return lane, per_lane, builder.addrspacecast(generic, ir.PointerType(vector.pointee, addrspace=1))
+
+
+def _opaque(builder: Any, word: Any) -> Any:
+    """The same word, unknown to LLVM, which would turn a vector of words back into one of narrow elements. ptxas drops the move."""
+    return Emit(builder, "cuda").ptx("mov.b32 $0, $1;", "=r,r", "i32", Emit(builder, "cuda").value(word)).v
+
+
+def _unpack(builder: Any, word: Any, to: Any, count: int) -> list[Any]:
+    """The ``count`` elements of type ``to`` in a lane, lowest first."""
+    if count == 1:
+        return [word]
+    hidden = _opaque(builder, word)
+    return [builder.trunc(builder.lshr(hidden, ir.Constant(ir.IntType(32), k * to.width)), to) for k in range(count)]
+
+
+def _pack(builder: Any, elements: list[Any]) -> Any:
+    """A lane from its elements, lowest first."""
+    if len(elements) == 1:
+        return elements[0]
+    i32 = ir.IntType(32)
+    word = ir.Constant(i32, 0)
+    for k, e in enumerate(elements):
+        word = builder.or_(word, builder.shl(builder.zext(e, i32), ir.Constant(i32, k * e.type.width)))
+    return _opaque(builder, word)
 
 
 def _elements(context: Any, builder: Any, array_type: Any, array: Any, count: int) -> list[Any]:
@@ -57,10 +84,13 @@ def vload(typingctx: Any, dst: Any, pointer: Any, index: Any, n: Any) -> tuple[A
     element, count = _vector_type("vload", dst, pointer, n)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = _vector_pointer(context, builder, element, count, args[1], args[2])
+        _, per_lane, address = _vector(context, builder, element, count, args[1], args[2])
         loaded = builder.load(address, align=count * element.bitwidth // 8)
-        for i, slot in enumerate(_elements(context, builder, dst, args[0], count)):
-            builder.store(builder.extract_element(loaded, ir.Constant(ir.IntType(32), i)), slot)
+        slots = iter(_elements(context, builder, dst, args[0], count))
+        for k in range(count // per_lane):
+            word = builder.extract_element(loaded, ir.Constant(ir.IntType(32), k))
+            for value in _unpack(builder, word, context.get_data_type(element), per_lane):
+                builder.store(value, next(slots))
         return context.get_dummy_value()
 
     return types.void(dst, pointer, types.int64, n), codegen
@@ -72,11 +102,13 @@ def vstore(typingctx: Any, pointer: Any, index: Any, src: Any, n: Any) -> tuple[
     element, count = _vector_type("vstore", src, pointer, n)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = _vector_pointer(context, builder, element, count, args[0], args[1])
-        value = ir.Constant(ir.VectorType(context.get_data_type(element), count), ir.Undefined)
-        for i, slot in enumerate(_elements(context, builder, src, args[2], count)):
-            value = builder.insert_element(value, builder.load(slot), ir.Constant(ir.IntType(32), i))
-        builder.store(value, address, align=count * element.bitwidth // 8)
+        lane, per_lane, address = _vector(context, builder, element, count, args[0], args[1])
+        values = [builder.load(slot) for slot in _elements(context, builder, src, args[2], count)]
+        vector = ir.Constant(ir.VectorType(lane, count // per_lane), ir.Undefined)
+        for k in range(count // per_lane):
+            word = _pack(builder, values[k * per_lane : (k + 1) * per_lane])
+            vector = builder.insert_element(vector, word, ir.Constant(ir.IntType(32), k))
+        builder.store(vector, address, align=count * element.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, src, n), codegen
@@ -104,7 +136,7 @@ def atomic_amax(typingctx: Any, pointer: Any, index: Any, x: Any) -> tuple[Any, 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         o = Emit(builder, "cuda")
         value = o.value(args[2])
-        magnitude = o.llvm("fabs", value).as_int() if value.real else o.select(value < 0, -value, value)
+        magnitude = o.abs(value).as_int() if value.real else o.select(value < 0, -value, value)
         address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(value.bits).as_pointer())
         builder.atomic_rmw("umax", address, magnitude.v, "monotonic")
         return context.get_dummy_value()
