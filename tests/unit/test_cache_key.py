@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "k": (11, 16, 48),
     "left": (D.FLOAT, D.HALF, D.BFLOAT16, D.FP8_E4M3),
     "right": (D.FLOAT, D.HALF),
-    "middle": (D.NOT_SET, D.FLOAT, D.HALF, D.BFLOAT16),
+    "middle": (D.NOT_SET, D.HALF, D.BFLOAT16),
     "result": (D.FLOAT, D.BFLOAT16, D.FP8_E5M2, D.INT8),
     "compute": (D.FLOAT, D.DOUBLE),
     "a_layout": ("row", "column", (0, 2, 1), "repeated batch"),  # an order is given fastest first
@@ -39,7 +39,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         ("gelu_approx_tanh", {}),
         ("tanh", {}),
     ),
-    "scale": (("constant", 2.0), ("constant", 2.5), ("by_value", None), ("runtime", 2.0), ("none", None)),
+    "scale": (("constant", 2.0), ("constant", 2.5), ("by_value", None), ("none", None)),
     "bias": (None, (1, 1, "n"), ("batch", 1, 1), ("batch", "m", "n")),
     "index_axis": (None, 0, 1, 2),
     "slice": (None, (0, 4, 1), (1, 5, 1), (0, 5, 2)),
@@ -169,6 +169,12 @@ def test_all_values_of_each_choice_differ(field, device):
     assert len(set(found.values())) == len(found), f"{field}: {[a for a in found if sum(found[a] == f for f in found.values()) > 1]}"
 
 
+def test_a_value_that_is_an_argument_is_not_in_the_key():
+    """A runtime scalar and a by-value tensor are arguments: one kernel serves every value of both."""
+    found = {identity(replace(Config(), scale=s)) for s in (("by_value", None), ("runtime", 2.0), ("runtime", 3.0))}
+    assert len(found) == 1
+
+
 def test_the_same_graph_has_the_same_key_whatever_its_names():
     base = Config()
     again = identity(base)
@@ -267,6 +273,8 @@ def test_random_graphs_that_differ_never_share_key_and_arguments():
         g = graphdnn.pygraph(device="cpu", **program.graph_arguments())
         declare(program, g)
         found = identity_of(g)
+        if not found[0]:
+            continue  # nothing to calculate: all empty
         og = g._opgraph
         meaning = (
             tuple((t.dim, t.strides, t.dtype, t.virtual, t.by_value, t.constant, t.value) for t in og.tensors),

@@ -288,3 +288,17 @@ def test_damaged_bytes_as_other_kinds_of_data():
     for data in (None, 3, [256], [-1], ["a"], [None], 2.5):
         with pytest.raises((TypeError, graphdnn.GraphError)):
             graphdnn.pygraph(device="cpu").deserialize(data)
+
+
+@pytest.mark.parametrize("name", ["a\nraise SystemExit('executed')", "a\rraise SystemExit", "a\x0craise SystemExit", "a\u2028b", "nul\x00", "{{ 7 * 7 }}", "'''", "\\"])
+def test_names_are_never_code(name):
+    """Names stand in comments of generated text; one from a file must not break out of it."""
+    g = graphdnn.pygraph(device="cpu", io_data_type=F32, compute_data_type=F32)
+    x = g.tensor(dim=[4], stride=[1], name=name, uid=1)
+    g.relu(x, name=name).set_output(True).set_name(f"{name} out").set_uid(2)
+    twin = graphdnn.pygraph(device="cpu")
+    twin.deserialize(str(g))
+    built(twin)
+    out = np.zeros(4, np.float32)
+    twin.execute({1: np.ones(4, np.float32), 2: out}, None)
+    assert (out == 1).all()
