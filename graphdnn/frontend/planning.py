@@ -18,6 +18,8 @@ from graphdnn.frontend.loaded import LoadedPlans
 from graphdnn.frontend.tensor import as_integer
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from graphdnn.frontend.properties import KernelCache
     from graphdnn.inspection.explain import Explanation
     from graphdnn.ir.opgraph import OperationGraph
@@ -312,17 +314,31 @@ class Planning(Declarations):
         )
 
     # -------------------------------------------------------------------------------------------------------------------------- looking in
+    def _looked_at(self) -> PlanSet | LoadedPlans:
+        """The list of plans, or one made for the purpose and not kept."""
+        plans = self._plans
+        if plans is not None:
+            return plans
+        if self._opgraph is None:
+            self.build_operation_graph()
+        return self._create((heur_mode.A,))
+
     def explain(self) -> Explanation:
         """What the plan does and why: kernels, memory traffic, operations, choices, cuts, rejections. ``print`` it, or take its ``data``.
 
         The built plan, or before a build the one that comes first; a graph without plans is planned for this, without keeping the plans."""
         from graphdnn.inspection import explain as report
 
-        plans = self._plans
-        if plans is None:
-            if self._opgraph is None:
-                self.build_operation_graph()
-            plans = self._create((heur_mode.A,))
-        found = plans.chosen if isinstance(plans, LoadedPlans) else plans
+        plans = self._looked_at()
         assert self._opgraph is not None, "a graph with plans has an operation graph"
-        return report.explain(self._opgraph, found)
+        return report.explain(self._opgraph, plans.chosen if isinstance(plans, LoadedPlans) else plans)
+
+    def draw(self, path: str | PathLike[str] | None = None, format: str | None = None) -> str | bytes:
+        """A picture of the graph and of what is fused in the plan (see :meth:`explain` for which plan), written to ``path`` if there is one.
+
+        ``format``: "svg", "png", "dot" or "mermaid"; by default what the suffix of ``path`` says, else "svg"."""
+        from graphdnn.inspection.draw import draw
+
+        plans = self._looked_at()
+        plan = plans.plan_at(max(plans.chosen_index, 0))
+        return draw(plan.graph, plan.partition, path, format, [c.name for c in plan.choices])

@@ -35,7 +35,13 @@ def _signature(method: Method) -> list[str]:
 
 def pointwise_stub() -> str:
     """Text of frontend/pointwise_ops.pyi."""
-    lines = [_HEADER + "from abc import ABCMeta", "from typing import Any", "", "from graphdnn.dtypes import data_type", "from graphdnn.frontend.declare import Declarations"]
+    lines = [
+        _HEADER + "from abc import ABCMeta",
+        "from typing import Any",
+        "",
+        "from graphdnn.dtypes import data_type",
+        "from graphdnn.frontend.declare import Declarations",
+    ]
     lines += ["from graphdnn.frontend.tensor import tensor as Tensor", "", "class PointwiseOps(Declarations, metaclass=ABCMeta):"]
     lines += [f'    """{inspect.cleandoc(PointwiseOps.__doc__ or "")}"""'.replace("\n", "\n    ")]
     for m in methods():
