@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 import graphdnn
+from graphdnn import reference
 from graphdnn.dtypes import data_type, info
 from tests.buffers import GUARD, Array, Guarded, aligned_bytes, decode, encode
 
@@ -101,8 +103,19 @@ def representable(values: Array, dtype: data_type) -> Array:
 
 
 # -------------------------------------------------------------------------------------------------------------------------------------- tolerance
-SLACK_ULPS: dict[data_type, float] = {}
-"""See :func:`tolerance`."""
+def assert_close(name: str, got: Array, value: Array, bound: Array, dtype: data_type) -> int:
+    """Every element within its derived bound; returns how many have none (infinite) and were not compared.
+
+    There is no slack: ``reference.run_with_error`` carries an interval for every element through the graph, the roundings of each tensor's data type,
+    the stated ulps of functions and any order of summation included.
+    """
+    assert got.shape == np.shape(value), f"'{name}' has shape {got.shape}, expected {np.shape(value)}"
+    wrong = reference.mismatches(got, value, bound)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        worst = f"found {got[at]!r}, expected {value[at]!r} within {bound[at]:.3g}"
+        pytest.fail(f"'{name}' ({dtype.name} {list(got.shape)}): {int(wrong.sum())} of {got.size} elements are wrong, first at {list(at)}: {worst}")
+    return int(np.isinf(bound).sum())
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------------ running
@@ -244,7 +257,7 @@ def check_graph(
     built(g, graphdnn.build_plan_policy.ALL if every_plan else None)
     setup = Setup(g._opgraph, device, binding)
     setup.fill(seed, data or {}, offsets or {}, values or {})
-    wanted = graphdnn.reference.run_with_error(setup.operation_graph, setup.feeds())
+    wanted = reference.run_with_error(setup.operation_graph, setup.feeds())
     outcome = Outcome(g)
     for index in range(g.get_execution_plan_count()) if every_plan else (None,):
         _run_plan(setup, index, runs, outcome)

@@ -78,6 +78,15 @@ class Program:
         """Arguments of ``pygraph``."""
         return {"io_data_type": _dtype(self.io), "intermediate_data_type": _dtype(self.intermediate), "compute_data_type": _dtype(self.compute)}
 
+    def feeding(self) -> dict[str, Any]:
+        """How buffers are made and filled: the arguments that ``check_graph`` and ``Setup.fill`` share."""
+        return {
+            "seed": self.seed,
+            "data": {i.name: i.data for i in self.inputs},
+            "offsets": {i.name: i.offset for i in self.inputs} | {o.out: o.out_offset for o in self.ops},
+            "values": {i.name: i.value for i in self.inputs if i.mode == "by_value"},
+        }
+
     def without_expectations(self) -> Program:
         """For edited programs, whose shapes may differ."""
         return replace(self, expect={})
@@ -146,10 +155,7 @@ def check(program: Program, device: str, **options: Any) -> Outcome:
     return check_graph(
         build,
         device,
-        seed=program.seed,
-        data={i.name: i.data for i in program.inputs},
-        offsets={i.name: i.offset for i in program.inputs} | {o.out: o.out_offset for o in program.ops},
-        values={i.name: i.value for i in program.inputs if i.mode == "by_value"},
+        **program.feeding(),
         binding=program.binding,
         graph=program.graph_arguments(),
         after_validate=inspect,

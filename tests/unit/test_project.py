@@ -16,7 +16,7 @@ PACKAGE = ROOT / "graphdnn"
 TEMPLATES = ROOT / "codegen_templates"
 
 # What each layer may import of graphdnn, beside itself. A layer is a folder of graphdnn/ or a module directly under it.
-LEAVES = frozenset({"_enum", "_libcuda", "_version", "device", "dtypes", "env", "errors", "log", "status"})
+LEAVES = frozenset({"_enum", "_libcuda", "_public", "_version", "device", "dtypes", "env", "errors", "log", "status"})
 IR = LEAVES | {"ir"}
 OPSPECS = IR | {"opspecs"}
 PASSES = OPSPECS | {"passes"}
@@ -24,7 +24,7 @@ CODEGEN = PASSES | {"codegen", "codegen_templates"}
 ENGINES = CODEGEN | {"engines"}
 TARGETS = LEAVES | {"ir", "codegen", "intrinsics", "targets"}
 PLANS = ENGINES | TARGETS | {"plans", "reference", "inspection"}
-FRONTEND = PLANS | {"frontend"}
+FRONTEND = PLANS | {"frontend", "__init__"}
 ALLOWED = dict.fromkeys(LEAVES, LEAVES) | {
     "ir": IR,
     "opspecs": OPSPECS,
@@ -40,7 +40,7 @@ ALLOWED = dict.fromkeys(LEAVES, LEAVES) | {
     "frontend": FRONTEND,
     "datatypes": FRONTEND,
     "__init__": FRONTEND,
-    "cli": FRONTEND | {"__init__"},
+    "cli": FRONTEND,
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -1,0 +1,78 @@
+"""Make a drawn program worth running: ops whose reference is mostly NaN, infinite, or without a finite error bound are replaced.
+
+A random chain soon takes logarithms of negative numbers or floors of values near integers. What such an op gives cannot be compared, nor can what
+follows from it, so the first bad op becomes a tame one of the same operands, or an input of the same shape, until none is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+import graphdnn
+from graphdnn import reference
+from graphdnn.ir.layout import packed
+from tests.fuzz.generator import METHODS, generate
+from tests.fuzz.program import Input, Op, Program, declare
+from tests.fuzz.shapes import Limits
+from tests.helpers import Setup
+
+TAME = {1: "tanh", 2: "max", 3: "binary_select"}
+"""A method that is harmless on any operands, by their number."""
+ODD_SHARE = 0.25
+"""NaN or infinite elements that an op may have."""
+LOOSE_SHARE = 0.04
+"""Elements without a finite bound that it may have."""
+
+
+@lru_cache(maxsize=64)
+def tame(seed: int, limits: Limits) -> Program:
+    """The program of ``seed`` with no bad op."""
+    program = generate(seed, limits)
+    for _ in range(4 * len(program.ops) + 4):
+        bad = first_bad(program)
+        if bad is None:
+            return program
+        program = repaired(program, *bad)
+    return program
+
+
+def first_bad(program: Program) -> tuple[Op, tuple[int, ...]] | None:
+    """The first op whose values cannot be compared, with its dims."""
+    g = graphdnn.pygraph(device="cpu", **program.graph_arguments())
+    tensors = declare(program, g)
+    g.validate()
+    g.build_operation_graph()
+    setup = Setup(g._opgraph, "cpu", program.binding)
+    setup.fill(**program.feeding())
+    results = reference.run_with_error(g._opgraph, setup.feeds())
+    ids = {t.name: i for i, t in enumerate(g._opgraph.tensors)}
+    for op in program.ops:
+        i = ids.get(op.out)
+        if i is None:
+            continue
+        value, bound = results[i]
+        odd = 0 if value.dtype.kind == "i" else np.count_nonzero(~np.isfinite(value))
+        if odd > ODD_SHARE * value.size or np.count_nonzero(np.isinf(bound)) > LOOSE_SHARE * value.size:
+            return op, tuple(tensors[op.out].get_dim())
+    return None
+
+
+def repaired(program: Program, op: Op, dim: tuple[int, ...]) -> Program:
+    """``op`` replaced by a tame one, by one that reduces tamely, or by an input."""
+    if op.method in METHODS and op.method != TAME[len(op.args)]:
+        return _with(program, op, replace(op, method=TAME[len(op.args)], kwargs={}))
+    if op.method == "reduction" and op.kwargs["mode"] != "MAX":
+        return _with(program, op, replace(op, kwargs=op.kwargs | {"mode": "MAX"}))
+    cut = Input(op.out, dim, packed(dim), op.out_dtype or "FLOAT")
+    rest = tuple(o for o in program.ops if o.out != op.out)
+    if not any(o.output for o in rest):
+        rest = (Op("identity", (op.out,), "only", out_dtype="FLOAT", output=True),)
+    read = {a for o in rest for a in o.args}
+    return replace(program, inputs=tuple(i for i in (*program.inputs, cut) if i.name in read), ops=rest).without_expectations()
+
+
+def _with(program: Program, old: Op, new: Op) -> Program:
+    return replace(program, ops=tuple(new if o is old else o for o in program.ops))
