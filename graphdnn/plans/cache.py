@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from graphdnn import log
 from graphdnn.codegen.spec import Binary, KernelSpec
+from graphdnn.errors import BuildError, explain
 from graphdnn.plans.disk import Counters, DiskCache, counters, disk, pack, unpack
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
     counters.misses += 1
     _tell(f"compiling {spec.name} for {target.name}")
     start = time.perf_counter()
-    source = render.render(spec)
+    try:
+        source = render.render(spec)
+    except Exception as error:  # whatever a template raises is a fault of ours, and another plan may do without that template
+        raise BuildError(explain(f"kernel '{spec.name}' cannot be printed by {spec.template}", found=f"{type(error).__name__}: {error}")) from error
     binary = target.compile(source)
     taken = time.perf_counter() - start
     counters.compile_s += taken

@@ -193,7 +193,7 @@ class PlanSet:
     def deselect_engines(self, names: Iterable[str]) -> None:
         """Leave out plans in whose name one of ``names`` occurs ("eng4", "eng4_k12=1"); "eng1" does not mean "eng10"."""
         for name in (names,) if isinstance(names, str) else names:
-            pattern = re.compile(re.escape(str(name)) + r"(?!\d)")
+            pattern = re.compile(re.escape(str(name)) + (r"(?!\d)" if str(name)[-1:].isdigit() else ""))
             self._bar(f"'{name}' was deselected", lambda p, pattern=pattern: bool(pattern.search(p.name)))  # type: ignore[misc]
 
     def deselect_workspace_greater_than(self, nbytes: int) -> None:
@@ -266,7 +266,7 @@ class PlanSet:
         rejection = Rejection(self._plans[index].name, "", "", str(error))
         self._barred[index] = str(error)
         self.rejections.append(rejection)
-        log.debug(f"plan does not build: {rejection}")
+        log.warning(f"plan does not build: {rejection}")
 
     # -- texts ----------------------------------------------------------------------------------------------------------------------------
     def _reasons(self) -> str:

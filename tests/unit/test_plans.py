@@ -389,6 +389,8 @@ def test_panels_are_relocated_whole():
     panels = Panels(matrix, Matrix(Buffer("tensor", 3), F32, (1, 4, 4), (0, 4, 1)), matrix, 2, launch, launch, None)
 
     class Paneled(Fake):
+        id, name = 0, "paneled"
+
         def _lower(self, graph, region, device, knobs, memory):
             return Recipe((spec,), (panels,), 128)
 
@@ -408,6 +410,8 @@ def test_equal_kernels_are_compiled_once():
     made = heuristics.candidate(regions.unfused(graph), [heuristics.Option(Fake(), FakeKnobs(), 0, 0.0)] * 3, "cpu")
 
     class Same(Fake):
+        id, name = 0, "same"
+
         def _lower(self, graph, region, device, knobs, memory):
             spec = KernelSpec("t", "same", (PointerParam("x", "float32"), PointerParam("y", "float32")))
             return Recipe((spec,), (Launch(0, 1, (memory[region.reads[0]], memory[region.stores[0]])),))
