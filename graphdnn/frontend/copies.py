@@ -14,6 +14,7 @@ from graphdnn.frontend.loaded import LoadedPlans, declarations
 from graphdnn.frontend.tensor import as_dims, as_integer
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
+from graphdnn.ir.layout import like
 from graphdnn.ir.tensor import Dims, TensorDecl
 from graphdnn.opspecs import registry
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from graphdnn.frontend.pygraph import pygraph
     from graphdnn.plans.plan import ExecutionPlan
 
-Overrides = tuple[tuple[int, Dims, Dims | None], ...]
+Overrides = tuple[tuple[int, Dims, Dims], ...]
+"""(uid, dims, strides)"""
 
 
 def _plan_bytes(data: Any) -> bytes:
@@ -115,8 +117,8 @@ class Copies(Declarations):
 
     # ------------------------------------------------------------------------------------------------------------------------ other shapes
     def _overrides(self, uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
-        """(uid, dims, strides or None) of every tensor whose shape differs from the declared one. Unknown uids and shapes of another rank
-        are skipped, strides of another rank do not count."""
+        """Every tensor whose shape differs from the declared one. Unknown uids and shapes of another rank are skipped; without strides, or with
+        strides of another rank, the order of the declared ones is kept."""
         if shapes is None or len(shapes) != len(uids) or (strides is not None and len(strides) != len(uids)):
             raise ValidationError(explain("override_uids, override_shapes and override_strides go together", expected="lists of one length"))
         known = {t.uid: t for t in self._tensors if t.uid is not None}
@@ -124,10 +126,11 @@ class Copies(Declarations):
         for i, uid in enumerate(uids):
             decl, dim = known.get(as_integer("an override uid", uid)), as_dims("an override shape", shapes[i])
             stride = None if strides is None else as_dims("override strides", strides[i])
-            if decl is None or decl.dim is None or len(dim) != len(decl.dim):
+            if decl is None or decl.dim is None or decl.stride is None or len(dim) != len(decl.dim):
                 continue
-            stride = stride if stride is not None and len(stride) == len(dim) else None
-            if dim != tuple(decl.dim) or (stride is not None and stride != tuple(decl.stride or ())):
+            if stride is None or len(stride) != len(dim):
+                stride = decl.stride if dim == decl.dim else like(dim, decl.stride)
+            if (dim, stride) != (decl.dim, decl.stride):
                 found.append((int(uid), dim, stride))
         return tuple(sorted(found, key=lambda o: o[0]))
 
@@ -152,16 +155,12 @@ class Copies(Declarations):
     _variants: dict[Overrides, pygraph]
 
     def _with_shapes(self, wanted: Overrides) -> pygraph:
-        from graphdnn.ir.layout import like
-
         twin: pygraph = object.__new__(type(self))  # type: ignore[assignment]
         twin.__dict__.update(copy.deepcopy(self._state(False)))
         take_back(twin._filled)
         twin._filled = []
         by_uid: Mapping[int | None, Tensor] = {t.uid: t for t in twin._tensors}
         for uid, dim, stride in wanted:
-            t = by_uid[uid]
-            old = t.stride if t.stride is not None and len(t.stride) == len(dim) else None
-            t.dim, t.stride = dim, stride or (like(dim, old) if old is not None else None)
+            by_uid[uid].dim, by_uid[uid].stride = dim, stride
         twin.build([heur_mode.A, heur_mode.FALLBACK])
         return twin

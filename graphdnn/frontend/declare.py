@@ -171,5 +171,6 @@ class Snapshot:
 def take_back(changes: Sequence[tuple[Any, str, Any, Any]]) -> None:
     """Undo what passes have filled in, last first, except where the user has set something else since."""
     for o, name, old, new in reversed(changes):
-        if getattr(o, name) == new:
+        now = getattr(o, name)
+        if now is new or (now == new and not isinstance(new, tuple)):  # equal dims that the user has set are another tuple
             setattr(o, name, old)

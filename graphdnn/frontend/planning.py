@@ -153,8 +153,9 @@ class Planning(Declarations):
         """Append a plan that uses engine ``engine_id`` with ``knobs`` in the costliest part that it takes. BuildError if it takes none."""
         if not isinstance(knobs, Mapping) or not all(isinstance(k, knob_type) for k in knobs):
             raise KindError(explain("knobs has the wrong type", expected="a dict of graphdnn.knob_type to int", found=repr(knobs)[:80]))
+        engine = as_integer("engine_id", engine_id)
         plans = self._custom()
-        plans.add_custom(as_integer("engine_id", engine_id), {k.name: as_integer(f"knob {k.name}", v) for k, v in knobs.items()})
+        plans.add_custom(engine, {k.name: as_integer(f"knob {k.name}", v) for k, v in knobs.items()})
         self._plans = plans
 
     def get_engine_count(self) -> int:

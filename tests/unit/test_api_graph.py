@@ -393,7 +393,11 @@ def test_filters():
     g.select_numeric_notes([numerical_note.TENSOR_CORE])
     with pytest.raises(NS):
         g.check_support()
-    for call in (lambda: g.deselect_engines("eng0"), lambda: g.select_numeric_notes([behavior_note.RUNTIME_COMPILATION]), lambda: g.deselect_workspace_greater_than("1")):
+    for call in (
+        lambda: g.deselect_engines("eng0"),
+        lambda: g.select_numeric_notes([behavior_note.RUNTIME_COMPILATION]),
+        lambda: g.deselect_workspace_greater_than("1"),
+    ):
         with pytest.raises(TE):
             call()
 
@@ -437,7 +441,7 @@ def test_by_value_tensors_are_read_at_execute():
     data, out = np.ones((2, 3), np.float32), np.empty((2, 3), np.float32)
     for given in (2.0, np.float32(3), np.full((1, 1), 4, np.float32), torch.full((1, 1), 5.0)):
         g.execute({x: data, s: given, t: torch.full((1, 1), 0.5), y: out}, workspace(g))
-        assert (out == float(given) + 0.5).all()
+        assert (out == np.asarray(given).item() + 0.5).all()
     with pytest.raises(VE, match="'s'"):
         g.execute({x: data, t: 1.0, y: out}, workspace(g))
 
@@ -479,7 +483,9 @@ def test_overrides_of_shapes():
     data, out = np.arange(-10, 10, dtype=np.float32).reshape(4, 5), np.empty((4, 5), np.float32)
     for strides in ([[5, 1], [5, 1]], None, [[20, 5, 1], [20, 5, 1]]):
         out[:] = np.nan
-        g.execute({1: data, 2: out}, None, override_uids=[1, 2, 77], override_shapes=[(4, 5), (4, 5), (1,)], override_strides=strides and [*strides, (1,)])
+        g.execute(
+            {1: data, 2: out}, None, override_uids=[1, 2, 77], override_shapes=[(4, 5), (4, 5), (1,)], override_strides=strides and [*strides, (1,)]
+        )
         np.testing.assert_array_equal(out, np.maximum(data, 0))
     small = np.full((2, 3), -1, np.float32)
     g.execute({x: small, y: small}, None, override_uids=[1], override_shapes=[[2, 3]], override_strides=[[3, 1]])

@@ -132,7 +132,14 @@ def test_tensor_arguments(g):
         X = 5
 
     t = g.tensor([4, 2], [1, 4], data_type.INT8, True, False, None, cudnn.tensor_reordering.NONE, "t", Uid.X)
-    assert (t.get_dim(), t.get_stride(), t.get_data_type(), t.get_is_virtual(), t.get_name(), t.get_uid()) == ([4, 2], [1, 4], data_type.INT8, True, "t", 5)
+    assert (t.get_dim(), t.get_stride(), t.get_data_type(), t.get_is_virtual(), t.get_name(), t.get_uid()) == (
+        [4, 2],
+        [1, 4],
+        data_type.INT8,
+        True,
+        "t",
+        5,
+    )
     assert g.tensor(dim=(2,), stride=(1,)).uid is None and g.tensor(dim=(2,), stride=(1,), uid=0).uid == 0
     assert g.query_tensor_attributes_of_uid(5) is t
     with pytest.raises(RuntimeError, match="99"):
