@@ -23,6 +23,20 @@ def run(name: str, *arguments: str) -> str:
     return result.stdout
 
 
+def test_readme(tmp_path: Path) -> None:
+    """The Python of the README runs as it stands, and its second command is the one that CI calls."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    python = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    result = subprocess.run(
+        [sys.executable, "-c", python[0]], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "graph.svg").exists() and "def " in result.stdout
+    first, second = re.findall(r"```bash\n(.*?)\n```", text, re.DOTALL)[:2]
+    assert first.endswith("examples/01_fp8_training_epilogue.py")
+    assert second.split("python ")[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
 def number(pattern: str, text: str) -> float:
     found = re.search(pattern, text)
     assert found, f"no {pattern!r} in:\n{text}"
