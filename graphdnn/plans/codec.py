@@ -126,8 +126,16 @@ def _union(args: tuple[Any, ...], value: Any, where: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _hints(cls: type) -> dict[str, Any]:
+    """Types of the fields. Those of every class that a field can hold are worked out too, so that damaged data never is what first asks for them."""
     hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls)}
+    found = {f.name: hints[f.name] for f in fields(cls)}
+    todo = list(found.values())
+    while todo:
+        hint = todo.pop()
+        if isinstance(hint, type) and is_dataclass(hint) and hint is not cls:
+            _hints(hint)
+        todo.extend(typing.get_args(hint))
+    return found
 
 
 def _dataclass(cls: type, value: Any, where: str) -> Any:

@@ -20,7 +20,9 @@ from graphdnn.errors import BuildError, SerializationError
 from graphdnn.plans import cache, disk
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = KernelSpec("cpu/fake.py.j2", "fake_kernel_1", (PointerParam("x", "float32", 16), ScalarParam("s", "float32")), {"body": ["a", "b"], "n": 4}, 128)
+SPEC = KernelSpec(
+    "cpu/fake.py.j2", "fake_kernel_1", (PointerParam("x", "float32", 16), ScalarParam("s", "float32")), {"body": ["a", "b"], "n": 4}, 128
+)
 
 
 class FakeTarget:
@@ -300,7 +302,9 @@ def test_a_process_killed_while_it_compiles_blocks_nobody(tmp_path):
 
 @pytest.mark.parametrize("home", [None, "/proc/nowhere"])
 def test_home_unset_or_unwritable(tmp_path, home):
-    out, _ = _worker(tmp_path, 0, 2, HOME=home, GRAPHDNN_CACHE_DIR=None, XDG_CACHE_HOME=None if home is None else "/proc/nowhere").communicate(timeout=60)
+    out, _ = _worker(tmp_path, 0, 2, HOME=home, GRAPHDNN_CACHE_DIR=None, XDG_CACHE_HOME=None if home is None else "/proc/nowhere").communicate(
+        timeout=60
+    )
     assert json.loads(out.splitlines()[-1])["damaged"] == 0
 
 

@@ -123,7 +123,7 @@ class Fake(Engine):
         return self.notes
 
     def _lower(self, graph, region, device, knobs, memory: Mapping[int, Buffer]):
-        ids = [t for t in (*region.reads, *region.stores)]
+        ids = (*region.reads, *region.stores)
         params = tuple(PointerParam(f"t{t}", "float32") for t in ids)
         spec = KernelSpec("cpu/none.py.j2", f"{self.name}_{region.kind}", (*params, PointerParam("scratch", "uint8")))
         args = (*(memory[t] for t in ids), Buffer("workspace", -1, 8))

@@ -441,7 +441,12 @@ def test_bfloat16_rounds_as_ml_dtypes_does():
 def test_workspace():
     pack = {UID[n]: a for n, a in arrays().items()} | {4: 1.0}
     b = binder(workspace=512)
-    for good in (np.zeros(512, np.uint8), np.zeros(128, np.float32), torch.zeros(600, dtype=torch.uint8), ctypes.addressof(ctypes.create_string_buffer(512))):
+    for good in (
+        np.zeros(512, np.uint8),
+        np.zeros(128, np.float32),
+        torch.zeros(600, dtype=torch.uint8),
+        ctypes.addressof(ctypes.create_string_buffer(512)),
+    ):
         at = b.bind(pack, good)[2]
         assert at == (good if isinstance(good, int) else address(good) if isinstance(good, np.ndarray) else good.data_ptr())
     for bad, text in (
