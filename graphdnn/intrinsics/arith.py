@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphdnn.intrinsics.forms import BITS, FLOATS, INTEGERS, SIGNED, Form, Rule, Signature, arithmetic, both, floating, integral, to
+from graphdnn.intrinsics.forms import FLOATS, INTEGERS, SIGNED, Form, arithmetic, both, floating, integral, to
 
 if TYPE_CHECKING:
     from graphdnn.intrinsics.emit import Emit, Value

@@ -10,8 +10,8 @@ Registers are float32, for INT4 int32. ``round_X`` also takes float64 and rounds
 
 ``encode_X`` is exact for values on the grid and only for those: codegen prints encode(round(x)), and the simulator refuses anything else.
 
-Bit arithmetic throughout: it vectorizes, LLVM's half conversions crash on CPUs with F16C off, and fp8 cvt exists only from sm_89 on. CUDA's exceptions:
-half through LLVM's type (a conversion there and back cancels) and one cvt for bfloat16.
+Bit arithmetic throughout: it vectorizes, LLVM's half conversions crash on CPUs with F16C off, and fp8 cvt exists only from sm_89 on. Exceptions on
+CUDA: half through LLVM's type (a conversion there and back cancels) and one cvt for bfloat16.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SIGN, MAGNITUDE, INFINITY = -(2**31), 0x7FFFFFFF, 0x7F800000
 
 @dataclass(frozen=True)
 class SmallFloat:
-    """A float type with a sign: ``mantissa`` bits, ``low`` exponent of the smallest normal number, ``largest`` finite value, ``special``: smallest code
-    (without sign) that is no finite number, ``infinite``: whether that code is an infinity in memory, ``overflows``: whether rounding gives infinities."""
+    """A float type with a sign. ``mantissa``: bits; ``low``: exponent of the smallest normal number; ``largest`` finite value; ``special``: smallest
+    code (without sign) that is no finite number; ``infinite``: that code is an infinity in memory; ``overflows``: rounding gives infinities."""
 
     name: str
     bits: int

@@ -23,6 +23,7 @@ class Value:
 
     @property
     def type(self) -> Any:
+        """LLVM type of the value."""
         return self.v.type
 
     @property

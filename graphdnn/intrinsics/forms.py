@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphdnn.intrinsics.emit import Emit, Value
+    from graphdnn.intrinsics.emit import Value
 
 Signature = tuple[tuple[str, ...], str]
 """Types that the arguments are cast to, and the type of the result, as numba type names."""
@@ -25,7 +25,7 @@ FLOATS = ("float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS = SIGNED + UNSIGNED
-BITS = {name: int(name.lstrip("uintfloat")) for name in FLOATS + INTEGERS} | {"bool": 8}
+BITS = {name: int(name.removeprefix("u").removeprefix("int").removeprefix("float")) for name in FLOATS + INTEGERS} | {"bool": 8}
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from graphdnn.intrinsics.emit import Emit
 from graphdnn.intrinsics.forms import Form
 
 NUMBA_TYPES: dict[str, Any] = {
-    name: getattr(types, name)
-    for name in ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    name: getattr(types, name) for name in ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 } | {"bool": types.boolean}
 
 

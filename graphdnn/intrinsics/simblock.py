@@ -110,8 +110,8 @@ class Block:
     def barrier(self, line: int, site: tuple[Any, int]) -> None:
         """All threads of the block must come here, to the same place in the text."""
         if self._arrived and self._arrived[0][1] != site:
-            first = self._arrived[0][0]
-            raise SimulationError(f"threads wait at different barriers: thread {self.thread.number} in line {line}, thread {first.number} in line {first.line}")
+            first, me = self._arrived[0][0], self.thread.number
+            raise SimulationError(f"threads wait at different barriers: thread {me} in line {line}, thread {first.number} in line {first.line}")
         self._arrived.append((self.thread, site))
         if len(self._arrived) == self.size:
             self._arrived.clear()

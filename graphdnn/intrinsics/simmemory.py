@@ -212,7 +212,7 @@ class SharedArray:
         span = slice(offset, offset + self.itemsize)
         before = bytes(self.memory.data[span]) if 0 not in self.memory.is_set[span] else None
         self.view[i] = TYPES[self.storage](value)
-        if before != self.memory.data[span]:
+        if before != bytes(self.memory.data[span]):
             self.memory.note_write(offset, thread, what)
         self.memory.is_set[span] = b"\x01" * self.itemsize
 
@@ -256,7 +256,7 @@ def atomic_inc_u32(pointer: Pointer, index: Any) -> Any:
 def atomic_amax(pointer: Pointer, index: Any, x: Any) -> None:
     """Model of memory.atomic_amax."""
     if pointer.storage not in ("float32", "float64", "int32", "int64"):
-        raise SimulationError(f"atomic_amax needs a pointer to float32, float64, int32 or int64; parameter '{pointer.name}' points to {pointer.storage}")
+        raise SimulationError(f"atomic_amax does not work on {pointer.storage}; parameter '{pointer.name}' points to that")
     i = pointer.at(index)
     old, new = pointer.view[i], abs(TYPES[pointer.storage](x))
     if old < 0:

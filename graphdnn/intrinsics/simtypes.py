@@ -70,6 +70,7 @@ class Integer(int):
     HIGH: ClassVar[int]
 
     def __new__(cls, value: Any = 0) -> Integer:
+        """Cast."""
         if isinstance(value, int):
             if cls.LOW <= value <= cls.HIGH:
                 return int.__new__(cls, value)
@@ -126,6 +127,7 @@ class float32(Real):
     TYPE = "float32"
 
     def __new__(cls, value: Any = 0.0) -> float32:
+        """Round to nearest."""
         return float.__new__(cls, _to_single(value).value)
 
 

@@ -1,8 +1,8 @@
 """Simulator target: CUDA kernel text run in this process, in Python, with every access checked.
 
-A block's threads take turns (:mod:`graphdnn.intrinsics.simblock`), blocks run one after another, launches of all threads of the process under one lock.
-The checks: indices against the extents of the tensors, alignment, unset shared or local memory, races between barriers, deadlock, types that no GPU code
-would have. Each failure is a SimulationError that names kernel, block, thread, line and, for memory, the parameter and the index.
+A block's threads take turns (:mod:`graphdnn.intrinsics.simblock`), blocks run one after another, and one plan runs at a time in a process.
+The checks: indices against the extents of the tensors, alignment, unset shared or local memory, races between barriers, deadlock, types that no GPU
+code would have. Each failure is a SimulationError that names kernel, block, thread, line and, for memory, the parameter and the index.
 
 The workspace is filled with 0xFF (NaN in every float type, -1) before a run, so that a kernel that relies on what it left there shows.
 """
@@ -130,7 +130,8 @@ class SimulatorExecutable(Executable):
     def _memset(self, step: Memset, pointers: Mapping[int, int], workspace: int) -> None:
         address, span = self._locate(step.buffer, pointers, workspace)
         if span is not None and address + step.nbytes > span[1]:
-            raise SimulationError(explain(f"Memset of {step.buffer} writes past its end", expected=f"at most {span[1] - address} bytes", found=step.nbytes))
+            room = f"at most {span[1] - address} bytes"
+            raise SimulationError(explain(f"Memset of {step.buffer} writes past its end", expected=room, found=step.nbytes))
         ctypes.memset(address, step.value, step.nbytes)
 
     def _launch(
@@ -160,7 +161,9 @@ class SimulatorExecutable(Executable):
         if isinstance(param, PointerParam) and isinstance(arg, Buffer):
             address, span = self._locate(arg, pointers, workspace)
             if address % param.alignment:
-                raise SimulationError(f"parameter '{param.name}': address {address:#x} is not a multiple of {param.alignment}, as the kernel relies on")
+                raise SimulationError(
+                    f"parameter '{param.name}': the kernel relies on an alignment of {param.alignment} bytes, got address {address:#x}"
+                )
             return Pointer(param.name, param.storage, address, span, param.written)
         if isinstance(arg, TensorScalar | Constant) and getattr(param, "type", None) == arg.type:
             return TYPES[arg.type](scalars[arg.index] if isinstance(arg, TensorScalar) else arg.value)
