@@ -167,13 +167,11 @@ def entry_name(words: str, *parts: object) -> str:
 
 
 def header(graph: OperationGraph, region: Region, knobs: Knobs) -> list[str]:
-    """Comment lines that say what a kernel computes."""
+    """Comment lines that say what a kernel computes. No user's text is in them: names are neither code nor part of the cache key."""
     lines = [f"# {chain(graph, region, 24).replace('_', ' ')}; space {list(region.space)}; {knobs!r}"]
     for what, ids in (("reads", region.reads), ("writes", region.stores)):
-        lines += [
-            f"#   {what} '{graph.tensors[t].name}' {graph.tensors[t].dtype.name} {list(graph.tensors[t].dim)} : {list(graph.tensors[t].stride)}"
-            for t in ids
-        ]
+        for t in (graph.tensors[i] for i in ids):
+            lines.append(f"#   {what} {t.dtype.name} {list(t.dim)} : {list(t.stride)}{' by value' if t.by_value or t.constant else ''}")
     return lines
 
 

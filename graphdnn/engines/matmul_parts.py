@@ -69,7 +69,7 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     signature = Signature(graph, memory)
     node = graph.nodes[region.anchors[0]]
     dim = graph.tensors[node.output_ids[0]].dim
-    batch = tuple(Var(f"b{a}", d) for a, d in enumerate(dim[:-2]))
+    batch = tuple(Var(f"z{a}", d) for a, d in enumerate(dim[:-2]))
     m, n = Var("m", dim[-2]), Var("n", dim[-1])
     k = Var("k", graph.tensors[node.input("A")].dim[-1])
     calc = info(node.compute).register
@@ -114,7 +114,7 @@ def _collapse_batch(
     cut = len(a.tape.items), len(a.tape.items) + len(b.tape.items)
     joined = Tape([*a.tape.items, *b.tape.items, *epilogue.items])
     # Batches keep their order (the result's, slowest first): CPU panels count rows through them.
-    fresh, joined, _ = nest(batch, joined, [], names="b", last="b")
+    fresh, joined, _ = nest(batch, joined, [], names="z", last="z")
     parts = Tape(joined.items[: cut[0]]), Tape(joined.items[cut[0] : cut[1]]), Tape(joined.items[cut[1] :])
     m, n, k = loops
     return MatmulParts(
