@@ -104,7 +104,7 @@ class Copies(Declarations):
     def _state(self, with_plan: bool) -> dict[str, Any]:
         from graphdnn.plans import serialize
 
-        state = dict(self.__dict__)
+        state = self.__dict__ | {"_nodes": list(self._nodes), "_tensors": dict(self._tensors), "_filled": list(self._filled)}
         plans = state.pop("_plan_list")
         if with_plan and plans is not None and plans.chosen_index >= 0:
             state["_stored"] = serialize.dump(plans.chosen)

@@ -85,8 +85,20 @@ class KernelCache:
             self.store.put(key, binary)
         self._loaded = True
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> KernelCache:
+        return self  # it is there to be shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.serialize(),)
+
     def __repr__(self) -> str:
         return f"<graphdnn kernel cache: {len(self.store)} kernels>"
+
+
+def _restored(text: str) -> KernelCache:
+    made = KernelCache()
+    made.deserialize(text)
+    return made
 
 
 def create_kernel_cache() -> KernelCache:

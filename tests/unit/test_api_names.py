@@ -62,7 +62,7 @@ SIGNATURES = {
     "execute": "tensor_to_device_buffer workspace handle=None override_uids=None override_shapes=None override_strides=None",
     "execute_plan_at_index": "tensor_to_device_buffer workspace index handle=None override_uids=None override_shapes=None override_strides=None",
 }
-SIGNATURES |= {name: f"input {CDT} name=" for name in UNARY.split()}
+SIGNATURES |= dict.fromkeys(UNARY.split(), f"input {CDT} name=")
 SIGNATURES |= {name: f"{args} {CDT} name=" for args, names in BINARY.items() for name in names.split()}
 
 
@@ -87,7 +87,8 @@ def test_signature(method):
 
 def test_constructor_signature():
     names = "name=test_graph io_data_type=data_type.NOT_SET intermediate_data_type=data_type.NOT_SET compute_data_type=data_type.NOT_SET handle=None "
-    names += "sm_count=None sm_version=None kernel_cache=None device_property=None is_dynamic_shape_enabled=False is_override_shape_enabled=False device=None"
+    names += "sm_count=None sm_version=None kernel_cache=None device_property=None is_dynamic_shape_enabled=False "
+    names += "is_override_shape_enabled=False device=None"
     assert _spelled(graphdnn.pygraph.__init__) == names
 
 

@@ -173,8 +173,16 @@ def test_like_a_graph_tensor(g):
 
 @pytest.mark.parametrize(
     ("dtype", "expected"),
-    [(np.float32, "FLOAT"), (np.uint8, "UINT8"), (np.int64, "INT64"), (np.bool_, "BOOLEAN"), (ml_dtypes.bfloat16, "BFLOAT16"), (np.int16, "NOT_SET"), (np.complex64, "NOT_SET")],
-)  # fmt: skip
+    [
+        (np.float32, "FLOAT"),
+        (np.uint8, "UINT8"),
+        (np.int64, "INT64"),
+        (np.bool_, "BOOLEAN"),
+        (ml_dtypes.bfloat16, "BFLOAT16"),
+        (np.int16, "NOT_SET"),
+        (np.complex64, "NOT_SET"),
+    ],
+)
 def test_like_a_numpy_array(g, dtype, expected):
     x = np.zeros((2, 3, 4), dtype)[:, ::2].transpose(0, 2, 1)
     t = g.tensor_like(x)
