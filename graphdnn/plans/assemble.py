@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Matrix, Memset, Panels, Recipe, Step
+from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Launch, Matrix, Memset, Panels, Recipe, Step, TensorMap
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -107,8 +107,13 @@ def _step(step: Step, numbers: Sequence[int], base: int) -> Step:
     def buffer(b: Buffer) -> Buffer:
         return Buffer("workspace", 0, b.offset + base) if b.kind == "workspace" and b.index == SCRATCH else b
 
+    def argument(a: Arg) -> Arg:
+        if isinstance(a, Buffer):
+            return buffer(a)
+        return replace(a, buffer=buffer(a.buffer)) if isinstance(a, TensorMap) else a
+
     def launch(x: Launch) -> Launch:
-        return replace(x, kernel=numbers[x.kernel], args=tuple(buffer(a) if isinstance(a, Buffer) else a for a in x.args))
+        return replace(x, kernel=numbers[x.kernel], args=tuple(map(argument, x.args)))
 
     def matrix(m: Matrix) -> Matrix:
         return replace(m, buffer=buffer(m.buffer))
@@ -132,9 +137,14 @@ def launches(recipe: Recipe) -> list[Launch]:
     return found
 
 
+def arg_buffer(arg: Arg) -> Buffer | None:
+    """The memory that an argument names."""
+    return arg if isinstance(arg, Buffer) else arg.buffer if isinstance(arg, TensorMap) else None
+
+
 def buffers(recipe: Recipe) -> list[Buffer]:
     """Every buffer that a recipe names."""
-    found = [a for x in launches(recipe) for a in x.args if isinstance(a, Buffer)]
+    found = [b for x in launches(recipe) for b in map(arg_buffer, x.args) if b is not None]
     for s in recipe.steps:
         if isinstance(s, Memset):
             found.append(s.buffer)

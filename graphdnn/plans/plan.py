@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
-from graphdnn import targets
+from graphdnn import env, log, targets
 from graphdnn.codegen.spec import Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, ExecutionError, explain
@@ -18,12 +20,33 @@ from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate
 from graphdnn.plans.variant_pack import Binder
-
-if TYPE_CHECKING:
-    from graphdnn.targets.base import Executable
+from graphdnn.targets.base import Executable
 
 Owned = tuple[tuple[int, ...], ...]
 """For each region the indexes of its kernels in the recipe."""
+
+
+class _Ranged(Executable):
+    """An executable whose runs are NVTX ranges."""
+
+    def __init__(self, inner: Executable, name: str, nvtx: Any) -> None:
+        self._inner, self._name, self._nvtx = inner, name, nvtx
+
+    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
+        """Run inside a range."""
+        self._nvtx.push_range(self._name)
+        try:
+            self._inner.run(pointers, scalars, workspace, stream)
+        finally:
+            self._nvtx.pop_range()
+
+
+def _ranged(executable: Executable, name: str) -> Executable:
+    """With ranges where package nvtx is installed."""
+    if find_spec("nvtx") is None:
+        log.warning("GRAPHDNN_NVTX is set but package nvtx is not installed; no ranges are written (pip install nvtx)")
+        return executable
+    return _Ranged(executable, f"graphdnn {name}", import_module("nvtx"))
 
 
 class Note(str):
@@ -159,7 +182,10 @@ class ExecutionPlan:
                     )
                 executable = targets.get(self.device).load(self.recipe, [k.binary for k in kernels])
                 space = variant_pack.elementwise_space(self.graph, self.partition)
-                self._ready = (variant_pack.prepare(self.graph, self.device, self.recipe, space), executable)
+                binder = variant_pack.prepare(self.graph, self.device, self.recipe, space)
+                if hasattr(executable, "set_extents"):  # the simulator checks every access
+                    executable.set_extents({s.index: (-s.below, s.nbytes) for s in binder.slots}, self.workspace_bytes)
+                self._ready = (binder, _ranged(executable, self.name) if env.nvtx() else executable)
             return self._ready
 
     # -- running --------------------------------------------------------------------------------------------------------------------------

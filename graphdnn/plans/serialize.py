@@ -3,7 +3,8 @@
 Layout: magic (8), format version (4), SHA-256 of all that follows (32), length of the JSON (8), JSON, then for every kernel its source text and its
 binary. The JSON holds versions, device, graph, partition, engines, knobs, launch recipe and what is known of each kernel. Loading creates only the
 dataclasses of those (see ``codec``), executes nothing, and needs no compiler where the binaries fit: on the same GPU architecture, or on a CPU that
-the same toolchain would compile for in the same way. On another CPU the plan is lowered and compiled again from graph, engine and knobs.
+the same toolchain would compile for in the same way. On another CPU, and in the simulator (whose binaries are Python text, which a file must not
+bring in), the plan is lowered and compiled again from graph, engine and knobs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from graphdnn import device as devices
 from graphdnn import log, targets
 from graphdnn._version import __version__
-from graphdnn.codegen.spec import Binary, Buffer, Launch, PointerParam, Recipe, TensorScalar
+from graphdnn.codegen.spec import Binary, Buffer, DescriptorParam, Launch, PointerParam, Recipe, ScalarParam, TensorMap, TensorScalar
 from graphdnn.device import DeviceProps
 from graphdnn.errors import SerializationError, explain
 from graphdnn.ir.opgraph import OperationGraph
@@ -88,7 +89,7 @@ def load(data: bytes, device: DeviceProps | None = None) -> ExecutionPlan:
         if (stored.kind, stored.arch) != (place.kind, place.arch) and not stored.kind == place.kind == "cpu":
             sides = (f"{d.text} ({d.name}, {d.arch})" for d in (stored, place))
             raise _refuse("the plan was built for another device", *sides)
-        if content["toolchain"] != targets.get(place).toolchain_key() and place.kind != "cuda":
+        if place.kind == "cudasim" or (place.kind == "cpu" and content["toolchain"] != targets.get(place).toolchain_key()):
             return _again(content, place)
         return _restored(content, blobs, place)
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
@@ -208,11 +209,9 @@ def _check_args(launch: Launch, recipe: Recipe, graph: OperationGraph) -> None:
     params = recipe.kernels[launch.kernel].params
     _need(len(params) == len(launch.args), f"arguments of '{recipe.kernels[launch.kernel].name}'")
     for param, arg in zip(params, launch.args, strict=True):
-        if isinstance(arg, Buffer):
-            _need(isinstance(param, PointerParam), f"argument '{param.name}'")
-        else:
-            index_good = not isinstance(arg, TensorScalar) or 0 <= arg.index < len(graph.tensors)
-            _need(not isinstance(param, PointerParam) and index_good, f"argument '{param.name}'")
+        fits = {Buffer: PointerParam, TensorMap: DescriptorParam}.get(type(arg), ScalarParam)
+        known = not isinstance(arg, TensorScalar) or 0 <= arg.index < len(graph.tensors)
+        _need(isinstance(param, fits) and known, f"argument '{param.name}'")
 
 
 def _need(condition: bool, what: str) -> None:
@@ -227,7 +226,7 @@ def _again(content: dict[str, Any], device: DeviceProps) -> ExecutionPlan:
     graph, partition, choices = _graph(content)
     options = [_option(graph, partition, r, c, device, ENGINES) for r, c in enumerate(choices)]
     name, _, _ = _facts(content)
-    log.info(f"plan {name} was compiled by another toolchain or for another CPU ({content['toolchain']!r}); it is compiled again")
+    log.info(f"plan {name}, built with {content['toolchain']!r}, is compiled again")
     label = name.rpartition("|r0:")[0]
     return ExecutionPlan.of(graph, device, heuristics.candidate(partition, options, device.kind, label)).build()
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphdnn.codegen.spec import Buffer, PointerParam, Recipe, TensorScalar
+from graphdnn.codegen.spec import PointerParam, Recipe, TensorScalar
 from graphdnn.dtypes import data_type, info
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
 from graphdnn.passes.regions import Partition
 from graphdnn.plans import buffers, scalars
+from graphdnn.plans.assemble import arg_buffer, bytes_below, launches, tensor_bytes
 from graphdnn.plans.assemble import buffers as named_buffers
-from graphdnn.plans.assemble import bytes_below, launches, tensor_bytes
 from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _STANDS_FOR: dict[data_type, tuple[str, ...]] = {
 """Integer storage of the same size that frameworks without a data type use for it."""
 
 
+TMA_ALIGNMENT = 16
+"""Bytes that the address in a TMA descriptor must be divisible by."""
 _MAX_KEYS = 64
 _NEVER = 2**62
 """More bytes than a buffer has: it is looked at closely."""
@@ -358,8 +360,10 @@ def _alignments(recipe: Recipe) -> dict[int, int]:
     found = {b.index: 1 for b in named_buffers(recipe) if b.kind == "tensor"}
     for launch in launches(recipe):
         for param, arg in zip(recipe.kernels[launch.kernel].params, launch.args, strict=True):
-            if isinstance(arg, Buffer) and arg.kind == "tensor" and isinstance(param, PointerParam):
-                found[arg.index] = max(found[arg.index], param.alignment)
+            buffer = arg_buffer(arg)
+            if buffer is not None and buffer.kind == "tensor":
+                alignment = param.alignment if isinstance(param, PointerParam) else TMA_ALIGNMENT
+                found[buffer.index] = max(found[buffer.index], alignment)
     return found
 
 
