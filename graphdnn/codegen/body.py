@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from graphdnn.codegen.access import Guard
 from graphdnn.codegen.dialect import IndexWriter, literal, to_dtype
-from graphdnn.codegen.spec import Arg, Buffer, Param, PointerParam, ScalarParam, TensorScalar
+from graphdnn.codegen.spec import Arg, Buffer, DescriptorParam, Param, PointerParam, ScalarParam, TensorMap, TensorScalar
 from graphdnn.codegen.tape import Assign, Choose, Coordinate, Item, Load, Scalar, Store, Tape
 from graphdnn.dtypes import info
 from graphdnn.ir.index import Linear, Var, bounds, depends, rename
@@ -70,6 +70,13 @@ class Signature:
         """Parameter name of any other scalar."""
         name = f"s{sum(isinstance(p, ScalarParam) for p in self._params.values())}"
         self._params[name] = ScalarParam(name, register)
+        self._args.append(arg)
+        return name
+
+    def descriptor(self, arg: TensorMap) -> str:
+        """Parameter name of a TMA descriptor."""
+        name = f"d{sum(isinstance(p, DescriptorParam) for p in self._params.values())}"
+        self._params[name] = DescriptorParam(name)
         self._args.append(arg)
         return name
 

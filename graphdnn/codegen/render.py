@@ -52,10 +52,15 @@ def _environment() -> jinja2.Environment:
 
 def render(spec: KernelSpec) -> Source:
     """The text of one kernel module."""
-    text = (
-        _environment()
-        .get_template(spec.template)
-        .render(name=spec.name, params=[p.name for p in spec.params], block=spec.block, shared_bytes=spec.shared_bytes, **spec.fields)
-    )
+    own = {
+        "name": spec.name,
+        "params": [p.name for p in spec.params],
+        "block": spec.block,
+        "shared_bytes": spec.shared_bytes,
+        "cluster": spec.cluster,
+        "offsets": {p.name: p.offset for p in spec.shared},
+        "registers": {r.name: r.registers for r in spec.roles},
+    }
+    text = _environment().get_template(spec.template).render(own | spec.fields)
     lines = (line.rstrip() for line in text.splitlines())
     return Source(spec, "\n".join(line for line in lines if line) + "\n")

@@ -31,14 +31,41 @@ class ScalarParam:
     type: str
 
 
-Param = PointerParam | ScalarParam
+@dataclass(frozen=True, slots=True)
+class DescriptorParam:
+    """A TMA descriptor by value: 128 bytes of parameter space, aligned to 64."""
+
+    name: str
+
+
+Param = PointerParam | ScalarParam | DescriptorParam
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """``nbytes`` bytes of a block's dynamic shared memory, ``offset`` bytes from its (1024-byte aligned) base."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A part of a block's threads, in order from thread 0, and the registers that each of them keeps (0: what the launch gives)."""
+
+    name: str
+    threads: int
+    registers: int = 0
 
 
 @dataclass(frozen=True)
 class KernelSpec:
     """All that a template sees. ``template`` is a path under codegen_templates, ``name`` the stable entry name, ``fields`` the finished
     values that the template prints (JSON-like: str, int, bool, tuples and dicts of such). ``block``: threads of a CUDA block (0 on a CPU).
-    CPU entries take ``(lo: int64, hi: int64, *params)`` and work on items [lo, hi); CUDA entries take ``(*params)``."""
+    CPU entries take ``(lo: int64, hi: int64, *params)`` and work on items [lo, hi); CUDA entries take ``(*params)``.
+    ``cluster``: blocks that share their shared memory (the grid is a multiple of it). ``shared`` and ``roles``: how dynamic shared memory and
+    the threads are divided, where they are; a template sees the offsets and the registers by name."""
 
     template: str
     name: str
@@ -47,10 +74,14 @@ class KernelSpec:
     block: int = 0
     shared_bytes: int = 0
     min_blocks: int = 0
+    cluster: int = 1
+    shared: tuple[SharedPart, ...] = ()
+    roles: tuple[Role, ...] = ()
 
     def digest(self) -> str:
         """SHA-256 of the spec: the part of the cache key that graphs decide."""
-        text = repr((self.template, self.name, self.params, sorted(self.fields.items()), self.block, self.shared_bytes, self.min_blocks))
+        layout = (self.block, self.shared_bytes, self.min_blocks, self.cluster, self.shared, self.roles)
+        text = repr((self.template, self.name, self.params, sorted(self.fields.items()), *layout))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -79,7 +110,23 @@ class Constant:
     type: str
 
 
-Arg = Buffer | TensorScalar | Constant
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A TMA descriptor to be: how the copy engine sees the memory at ``buffer``. Encoded when the kernel is loaded, its address patched per execute.
+
+    ``dims`` in elements, the contiguous one first; ``strides`` in bytes of the others (multiples of 16, below 2**40); ``box``: what one copy
+    moves, in elements; ``swizzle``: 0, 32, 64 or 128 bytes. Elements outside ``dims`` arrive as zeros. The address must be a multiple of 16.
+    """
+
+    buffer: Buffer
+    dtype: data_type
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+Arg = Buffer | TensorScalar | Constant | TensorMap
 
 
 @dataclass(frozen=True, slots=True)
