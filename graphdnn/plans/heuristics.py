@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphdnn.passes.regions import Partition
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.regions import Partition, Region
 
 if TYPE_CHECKING:
+    from graphdnn.device import DeviceProps
     from graphdnn.engines.base import Engine
 
 LAUNCH_S = {"cpu": 4e-6, "cuda": 2.5e-6, "cudasim": 1e-3}
@@ -88,6 +90,16 @@ def generic(partition: Partition, options: Sequence[Sequence[Option]], kind: str
         return []
     last = [row[-1].engine.id for row in options]
     return [candidate(partition, [next(o for o in row if o.engine.id == i) for row, i in zip(options, last, strict=True)], kind, label)]
+
+
+def option_like(graph: OperationGraph, region: Region, device: DeviceProps, engine: Engine, knobs: str) -> Option | None:
+    """The option of ``engine`` whose knobs print as ``knobs``, or else its best guess; None if it does not take the region."""
+    offered = engine.candidates(graph, region, device)
+    if not offered:
+        return None
+    index = next((i for i, k in enumerate(offered) if repr(k) == knobs), 0)
+    chosen = offered[index]
+    return Option(engine, chosen, index, engine.cost(graph, region, device, chosen), len(offered), engine.numeric_notes(graph, region, chosen))
 
 
 def costliest(options: Sequence[Sequence[Option]], engine_id: int) -> int | None:

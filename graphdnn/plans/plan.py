@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +15,7 @@ from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, ExecutionError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
-from graphdnn.plans import cache, variant_pack
+from graphdnn.plans import cache, heuristics, variant_pack
 from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate
@@ -102,6 +102,7 @@ class ExecutionPlan:
         self._lowered: tuple[Recipe, Owned] | None = None
         self._kernels = kernels
         self._ready: tuple[Binder, Executable] | None = None
+        self._guards: dict[tuple[tuple[int, int], ...], ExecutionPlan] = {}
         self._lock = threading.RLock()
 
     @classmethod
@@ -195,8 +196,35 @@ class ExecutionPlan:
         ValidationError or KindError for a pack that does not fit: nothing has run then. ExecutionError if running fails.
         """
         binder, executable = self._ready or self.load()
-        pointers, numbers, at = binder.bind(pack, workspace)
+        try:
+            pointers, numbers, at = binder.bind(pack, workspace)
+        except variant_pack.Misaligned as error:
+            self._guarded(binder, pack, workspace, error).execute(pack, workspace, stream)
+            return
         executable.run(pointers, numbers, at, stream)
+
+    def _guarded(self, binder: Binder, pack: variant_pack.Pack, workspace: Any, error: variant_pack.Misaligned) -> ExecutionPlan:
+        """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none."""
+        candidate, found = self._candidate, binder.alignments(pack, workspace)
+        if candidate is None or not found:
+            raise error
+        with self._lock:
+            key = tuple(sorted(found.items()))
+            plan = self._guards.get(key)
+            if plan is None:
+                log.info(f"plan {self.name}: buffers are less aligned than declared; another plan is built for them ({error})")
+                tensors = tuple(replace(t, alignment=found.get(i, t.alignment)) for i, t in enumerate(self.graph.tensors))
+                graph = replace(self.graph, tensors=tensors)
+                pairs = zip(candidate.partition.regions, candidate.options, strict=True)
+                options = [heuristics.option_like(graph, region, self.device, o.engine, repr(o.knobs)) for region, o in pairs]
+                fitting = [o for o in options if o is not None]
+                if len(fitting) < len(options):
+                    raise error
+                again = heuristics.candidate(candidate.partition, fitting, self.device.kind, candidate.label)
+                plan = self._guards[key] = ExecutionPlan.of(graph, self.device, again, self._store).build()
+        if plan.workspace_bytes > self.workspace_bytes:
+            raise error
+        return plan
 
     # -- looking in -----------------------------------------------------------------------------------------------------------------------
     @property

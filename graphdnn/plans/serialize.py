@@ -234,14 +234,11 @@ def _again(content: dict[str, Any], device: DeviceProps) -> ExecutionPlan:
 def _option(graph: OperationGraph, partition: Partition, r: int, choice: Choice, device: DeviceProps, engines: Sequence[Engine]) -> Option:
     region = partition.regions[r]
     engine = next((e for e in engines if e.id == choice.engine), None)
-    knobs = engine.candidates(graph, region, device) if engine is not None else ()
-    if engine is None or not knobs:
+    option = heuristics.option_like(graph, region, device, engine, choice.knobs) if engine is not None else None
+    if option is None:
         raise _refuse(
             f"engine {choice.engine} ({choice.name}) of the plan does not take region {r} here",
             f"engine {choice.name}, {choice.knobs}",
             _running(device),
         )
-    index = next((i for i, k in enumerate(knobs) if repr(k) == choice.knobs), 0)
-    return Option(
-        engine, knobs[index], index, engine.cost(graph, region, device, knobs[index]), len(knobs), engine.numeric_notes(graph, region, knobs[index])
-    )
+    return option

@@ -7,7 +7,7 @@ checks what it can see (device, data type, room, alignment, overlap) and gives a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.codegen.spec import PointerParam, Recipe, TensorScalar
@@ -52,6 +52,10 @@ def accepted(dtype: data_type) -> frozenset[str]:
     facts = info(dtype)
     own = () if facts.bits < 8 else (facts.numpy,)
     return frozenset((*own, *_STANDS_FOR.get(dtype, ())))
+
+
+class Misaligned(ValidationError):
+    """A buffer is less aligned than its tensor was declared; a plan for what it is would take it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -216,7 +220,7 @@ class Binder:
                 explain(f"buffer for {slot.label} is a null pointer", tensor=tensor.name, expected="an address", found=facts.pointer)
             )
         if facts.pointer % slot.alignment:
-            raise ValidationError(
+            raise Misaligned(
                 explain(
                     f"buffer for {slot.label} is not aligned as declared",
                     tensor=tensor.name,
@@ -227,6 +231,14 @@ class Binder:
             )
         self._remember(slot, value)
         return facts.pointer
+
+    def alignments(self, pack: Pack, workspace: Any) -> dict[int, int]:
+        """Tensor ids whose buffers are less aligned than declared, with what they are aligned to (at least to an element). Raises as ``bind``."""
+        elements = [replace(s, alignment=min(s.alignment, max(1, info(s.tensor.dtype).bits // 8))) for s in self.slots]
+        checks = tuple((s.types, s.nbytes, s.alignment - 1, s.written) for s in elements)
+        loose = replace(self, slots=tuple(elements), checks=checks)
+        pointers, _, _ = loose.bind(pack, workspace)
+        return {s.index: pointers[s.index] & -pointers[s.index] for s in self.slots if pointers[s.index] % s.alignment}
 
     def _remember(self, slot: Slot, value: Any) -> None:
         if KINDS.get(type(value)) in (TORCH, NUMPY):

@@ -16,13 +16,13 @@ from graphdnn.codegen.spec import Buffer, Constant, KernelSpec, Launch, Matrix, 
 from graphdnn.dtypes import data_type
 from graphdnn.engines import ENGINES
 from graphdnn.engines.base import Engine, Knobs
-from graphdnn.errors import BuildError, ExecutionError, NotSupportedError
+from graphdnn.errors import BuildError, ExecutionError, NotSupportedError, ValidationError
 from graphdnn.ir.layout import packed
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
 from graphdnn.passes import regions
-from graphdnn.plans import assemble, candidates, heuristics
+from graphdnn.plans import assemble, candidates, heuristics, serialize
 from graphdnn.plans.assemble import Arena
 from graphdnn.plans.planset import KnobRange
 from graphdnn.status import OK, reject
@@ -532,3 +532,23 @@ def test_plans_travel(how, built):
 def test_a_described_plan_travels_too():
     plan = candidates.create(add_relu(), H200).plan_at(0).build()
     assert pickle.loads(pickle.dumps(plan)).ptx == plan.ptx
+
+
+def test_buffers_less_aligned_than_declared_get_a_plan_of_their_own():
+    """In the simulator, which checks alignment as a GPU does."""
+    plan = candidates.create(add_relu(), devices.cudasim()).plan_at(0).build()
+    raw = np.zeros(200, np.float32)
+    base = (-raw.__array_interface__["data"][0] % 16) // 4  # element at which 16-byte alignment begins
+    x, z, y = raw[base + 1 : base + 25], raw[base + 64 : base + 88], raw[base + 130 : base + 154]
+    x[:], z[:] = np.linspace(-2, 2, 24), 1
+    for _ in range(2):
+        plan.execute({"x": x, "z": z, "relu::OUT_0": y}, None)
+        np.testing.assert_array_equal(y, np.maximum(x + z, 0))
+    assert len(plan._guards) == 1
+    twisted = raw.view(np.uint8)[4 * base + 2 :].view()
+    with pytest.raises(ValidationError, match="not aligned as declared.*set_alignment"):
+        plan.execute({"x": twisted.__array_interface__["data"][0], "z": z, "relu::OUT_0": y}, None)
+    loaded = serialize.load(serialize.dump(plan), devices.cudasim())
+    loaded._candidate = None  # as a plan for a GPU, which is not lowered again
+    with pytest.raises(ValidationError, match="set_alignment"):
+        loaded.execute({"x": x, "z": z, "relu::OUT_0": y}, None)
