@@ -120,12 +120,12 @@ def _gelu_bwd(dy: Array, x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return np.where(x < -40, 0.0, 0.5 * x * (1 + np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3))))
+    return np.where(x < -40, 0.0, x / (1 + np.exp(-2 * _ROOT_2_OVER_PI * (x + 0.044715 * x**3))))
 
 
 def _gelu_tanh_bwd(dy: Array, x: Array) -> Array:
     u = _ROOT_2_OVER_PI * (x + 0.044715 * x**3)
-    slope = 0.5 * (1 + np.tanh(u)) + 0.5 * x / np.cosh(u) ** 2 * _ROOT_2_OVER_PI * (1 + 3 * 0.044715 * x * x)
+    slope = 1 / (1 + np.exp(-2 * u)) + 0.5 * x / np.cosh(u) ** 2 * _ROOT_2_OVER_PI * (1 + 3 * 0.044715 * x * x)
     return dy * np.where(x > 40, 1.0, np.where(x < -40, 0.0, slope))
 
 
@@ -348,6 +348,7 @@ def _reference(node: Node, dims: list[tuple[int, ...]], arrays: list[Any]) -> li
         return [s.widened(row.reference(*operands, **row.values(attrs, compute)))]
 
 
+ROWS = {"POINTWISE": POINTWISE}
 SPECS = (
     OpSpec(
         tag="POINTWISE",

@@ -170,6 +170,7 @@ def _reference(node: Node, dims: list[tuple[int, ...]], arrays: list[Any]) -> li
         return [s.widened(row.reference(x, axes).reshape(dims[0]))]
 
 
+ROWS = {"REDUCTION": REDUCTION}
 SPECS = (
     OpSpec(
         tag="REDUCTION",

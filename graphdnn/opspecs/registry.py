@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from graphdnn.dtypes import data_type
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.opspecs.spec import OpSpec
 
 MODULES = ("pointwise", "reduction", "matmul", "movement")
-"""Modules of this package whose ``SPECS`` are registered."""
+"""Modules of this package whose ``SPECS`` are registered, and whose ``ROWS``, where an op has a table of modes."""
 
 
-def _collect() -> dict[str, OpSpec]:
-    found: dict[str, OpSpec] = {}
-    for name in MODULES:
-        for one in importlib.import_module(f"graphdnn.opspecs.{name}").SPECS:
-            assert one.tag not in found, f"op {one.tag} is registered twice"
-            found[one.tag] = one
-    return found
+class Row(Protocol):
+    """A row of a table of modes."""
+
+    def carrier(self, compute: data_type, attrs: Mapping[str, Any]) -> data_type:
+        """The type it is calculated in when ``compute`` (a carrier) is asked for."""
 
 
-SPECS: dict[str, OpSpec] = _collect()
+SPECS: dict[str, OpSpec] = {}
 """JSON tag -> op."""
+ROWS: dict[str, Mapping[str, Row]] = {}
+"""JSON tag -> table of modes."""
+for _name in MODULES:
+    _module = importlib.import_module(f"graphdnn.opspecs.{_name}")
+    for _one in _module.SPECS:
+        assert _one.tag not in SPECS, f"op {_one.tag} is registered twice"
+        SPECS[_one.tag] = _one
+    ROWS.update(getattr(_module, "ROWS", {}))
 
 
 def spec(tag: str) -> OpSpec:
@@ -30,3 +39,9 @@ def spec(tag: str) -> OpSpec:
     if found is None:
         raise NotSupportedError(explain("the op is not known", expected="one of " + ", ".join(SPECS), found=repr(tag)))
     return found
+
+
+def carrier(tag: str, attrs: Mapping[str, Any], compute: data_type) -> data_type:
+    """The type in which an op is calculated when ``compute`` (a carrier) is asked for: FLOAT instead of integers where its mode needs it."""
+    row = ROWS.get(tag, {}).get(attrs.get("mode", ""))
+    return row.carrier(compute, attrs) if row else compute

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
 
 from graphdnn.dtypes import compute_carrier, data_type, info, storable
 from graphdnn.errors import BuildError, NotSupportedError, explain
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import TensorDecl
-from graphdnn.opspecs.pointwise import POINTWISE
-from graphdnn.opspecs.reduction import REDUCTION
-from graphdnn.opspecs.registry import spec
+from graphdnn.opspecs import registry
 from graphdnn.passes.infer import in_order
-
-
-class _Row(Protocol):
-    def carrier(self, compute: data_type, attrs: Mapping[str, Any]) -> data_type: ...
-
-
-_TABLES: dict[str, Mapping[str, _Row]] = {"POINTWISE": POINTWISE, "REDUCTION": REDUCTION}
-"""Ops whose rows decide the type they are calculated in."""
 
 
 def check(nodes: Sequence[NodeDecl]) -> None:
@@ -41,7 +30,7 @@ def check(nodes: Sequence[NodeDecl]) -> None:
                 own = n.compute in storable() and found is compute_carrier(n.compute)
                 t.dtype = n.compute if own else found
             _check_dtype(n, t)
-        spec(n.op).check(n)
+        registry.spec(n.op).check(n)
 
 
 def default_compute(dtypes: Iterable[data_type]) -> data_type:
@@ -68,8 +57,7 @@ def carrier(node: NodeDecl) -> data_type:
     if node.compute is data_type.BOOLEAN:
         kinds = [t.dtype for t in node.inputs.values()]
         found = default_compute(kinds) if any(info(d).kind == "f" for d in kinds) else found
-    row = _TABLES.get(node.op, {}).get(node.attrs.get("mode", ""))
-    return row.carrier(found, node.attrs) if row else found
+    return registry.carrier(node.op, node.attrs, found)
 
 
 def _check_dtype(node: NodeDecl, t: TensorDecl) -> None:

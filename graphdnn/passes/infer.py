@@ -71,7 +71,7 @@ def _producers(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl]) -> dict
         for t in n.inputs.values():
             if t is not None and t not in known:
                 raise ValidationError(explain("the tensor belongs to another graph", node=n.name, tensor=t.name, expected="a tensor of this graph"))
-            if t is not None and t.virtual and t not in produced:
+            if t is not None and t.virtual and not t.by_value and t not in produced:
                 fix = "set_is_virtual(False), and bind a buffer to it"
                 raise ValidationError(explain("no node writes this virtual tensor", node=n.name, tensor=t.name, expected="an op's result", fix=fix))
     return produced

@@ -38,7 +38,9 @@ class Declared:
         dtype = data_type.INT32 if isinstance(value, int) else F32
         return self.tensor((1,), (1,), dtype, value=value, constant=constant, by_value=not constant)
 
-    def node(self, op: str, inputs: dict[str, TensorDecl], *, compute=data_type.NOT_SET, out=None, dtype=data_type.NOT_SET, **attrs: Any) -> TensorDecl:
+    def node(
+        self, op: str, inputs: dict[str, TensorDecl], *, compute=data_type.NOT_SET, out=None, dtype=data_type.NOT_SET, **attrs: Any
+    ) -> TensorDecl:
         """Add a node. ``out``: (dim, stride) to set on its output, stride None: left open. Returns the output, virtual until :meth:`output`."""
         spec = registry.spec(op)
         n = len(self.nodes)

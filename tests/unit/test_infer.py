@@ -177,8 +177,8 @@ def test_matmul_dims_are_row_major(a, b, dim):
 
 @pytest.mark.parametrize(
     ("a", "b", "what"),
-    [((3, 7), (8, 5), "K differs"), ((3, 7), (5, 7), "transpose"), ((2, 3, 7), (3, 7, 5), "batch axis 0"), ((4, 2, 3, 7), (4, 3, 7, 5), "batch axis 1"),
-     ((7,), (7, 5), "rank >= 2"), ((3, 7), (), "rank >= 2")],
+    [((3, 7), (8, 5), "K differs"), ((3, 7), (5, 7), "transpose"), ((2, 3, 7), (3, 7, 5), "batch axis 0"),
+     ((4, 2, 3, 7), (4, 3, 7, 5), "batch axis 1"), ((7,), (7, 5), "rank >= 2"), ((3, 7), (), "rank >= 2")],
 )  # fmt: skip
 def test_matmul_errors(a, b, what):
     g = Declared()

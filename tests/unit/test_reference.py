@@ -312,10 +312,9 @@ def random_graph(rng) -> tuple[Declared, dict]:
     def fresh(shape):
         t = g.tensor(shape, dtype=dtypes[rng.integers(len(dtypes))])
         feeds[t] = rng.choice([rng.normal(0, 2, shape), rng.integers(-4, 5, shape) / 4, np.abs(rng.normal(1, 1, shape))])
-        pool.append(t)
         return t
 
-    fresh(dim)
+    pool.append(fresh(dim))
     for _ in range(rng.integers(1, 7)):
         x, kind = pool[rng.integers(len(pool))], rng.random()
         more = {"dtype": [F32, BF16, I8, F64][rng.integers(4)]} if rng.random() < 0.3 else {}
@@ -331,7 +330,7 @@ def random_graph(rng) -> tuple[Declared, dict]:
         else:
             y = g.node("TRANSPOSE", {"X": x}, permutation=(0, 1, 2), **more)
         pool.append(y)
-    g.output(pool[-1] if pool[-1] not in feeds else pool[-2], F32)
+    g.output(g.pointwise("IDENTITY", pool[-1]), F32)
     return g, feeds
 
 
@@ -350,7 +349,7 @@ def test_bounds_hold_for_what_a_kernel_calculates():
             assert not wrong.any(), f"seed {seed}, {node}: {got[t][wrong][:3]} against {value[wrong][:3]} +- {bound[wrong][:3]}"
             np.testing.assert_array_equal(reference.round_to(value, graph.tensors[t].dtype), value)
             elements, open_ = elements + value.size, open_ + int(np.isinf(bound).sum())
-    assert open_ < 0.12 * elements, f"{open_} of {elements} elements have no bound"
+    assert open_ < 0.02 * elements, f"{open_} of {elements} elements have no bound"
 
 
 def test_bounds_of_low_precision_are_half_a_unit():
@@ -376,7 +375,7 @@ def test_sums_of_grid_numbers_are_exact():
         assert (bound == 0).all() and value.any()
     feeds = {ids[a]: rng.normal(size=(3, 64)), ids[b]: rng.normal(size=(64, 5))}
     for t, (value, bound) in reference.run_with_error(graph, feeds).items():
-        assert (bound > 0).all() and (bound < 1e-4).all(), (graph.tensors[t], value, bound)
+        assert (bound > 0).all() and (bound < 1e-3).all(), (graph.tensors[t], value, bound)
     assert ids[m] != ids[s]
 
 
@@ -427,6 +426,7 @@ def test_overflow_and_cancellation():
     graph, ids = g.build()
     got = reference.run_with_error(graph, {ids[x]: [3e38, 3e38, -3e38]})
     assert np.isinf(got[ids[s]][1]), "the order decides whether a partial sum overflows"
+    got = reference.run_with_error(graph, {ids[x]: [1e30, 1.0, 1.0]})
     assert np.isinf(got[ids[n]][1]), "a square overflows unless it is calculated in more than the compute type"
     got = reference.run_with_error(graph, {ids[x]: [1.0, 2.0**-30, -1.0]})
     value, bound = got[ids[s]]
@@ -435,11 +435,10 @@ def test_overflow_and_cancellation():
 
 def test_products_may_be_fused_with_the_next_addition():
     """fma(a, b, c) and a * b + c rounded twice are both inside."""
-    a, b = np.float32(1 + 2.0**-12), np.float32(1 - 2.0**-12)
+    a = np.float32(1 + 2.0**-12)
     value, bound = bounded("ADD_SQUARE", [-1.0], [float(a)])
     fused, twice = float(a) ** 2 - 1, float(np.float32(a * a) - np.float32(1))
     assert fused != twice and abs(fused - value[0]) <= bound[0] and abs(twice - value[0]) <= bound[0]
-    assert float(a) * float(b) != float(np.float32(a * b))
 
 
 def test_integer_results_are_exact_or_unknown():
@@ -482,8 +481,8 @@ def test_intervals_cover_every_point_inside(mode):
     found = evaluate(row.expr, dict(zip("abc", spans, strict=False)) | values, arithmetic)
     with np.errstate(all="ignore"):
         want = row.reference(*points, **values)
-    inside = np.where(np.isnan(want), found.nan, (want >= found.lo - 1e-12 * np.abs(found.lo)) & (want <= found.hi + 1e-12 * np.abs(found.hi)))
-    inside |= np.abs(want - np.clip(want, found.lo, found.hi)) < 1e-14
+    slack = np.where(np.isfinite(want), 1e-14 + 1e-12 * np.abs(want), 0.0)
+    inside = np.where(np.isnan(want), found.nan, (want + slack >= found.lo) & (want - slack <= found.hi))
     assert inside.all(), [(s.lo[~inside.all(0)][0], s.hi[~inside.all(0)][0]) for s in spans]
 
 
