@@ -41,6 +41,7 @@ ALLOWED = dict.fromkeys(LEAVES, LEAVES) | {
     "datatypes": FRONTEND,
     "__init__": FRONTEND,
     "cli": FRONTEND,
+    "__main__": FRONTEND | {"cli"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
