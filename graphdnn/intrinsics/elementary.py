@@ -138,20 +138,19 @@ def tanh32(o: Emit, x: Value) -> Value:
     a = o.abs(x)
     n, r = _reduce(o, o.select(a > 10.0, 10.0, a) * 2.0)
     far = 1.0 - 2.0 / (_exp_reduced(o, r) * _power_of_two(n) + 1.0)
-    s = x * x
-    near = o.mad(x * s, o.poly(s, TANH), x)
-    return o.select(a < 0.625, near, o.copysign(far, x))
+    s = a * a
+    near = o.mad(a * s, o.poly(s, TANH), a)
+    return o.copysign(o.select(a < 0.625, near, far), x)
 
 
 def erf32(o: Emit, x: Value) -> Value:
     """x + x P(x**2) below 1, a polynomial around 2.475 up to 3.95."""
     a = o.abs(x)
-    s = x * x
-    near = o.mad(x, o.poly(s, ERF_NEAR), x)
+    near = o.mad(a, o.poly(a * a, ERF_NEAR), a)
     u = (o.select(a > 3.95, 3.95, a) - ERF_CENTER) * (1.0 / ERF_HALF)
     far = o.poly(u, ERF_FAR)
     far = o.select(far > 1.0, 1.0, far)
-    return o.select(a < 1.0, near, o.copysign(far, x))
+    return o.copysign(o.select(a < 1.0, near, far), x)
 
 
 def _sigmoid_parts(o: Emit, x: Value, e: Value, inverse: Value) -> Value:
