@@ -100,7 +100,7 @@ class Explanation:
         times = f"at least {seconds(self.floor_seconds)} for this graph, {seconds(least)} for these kernels; estimate {seconds(self.estimate)}"
         lines = [
             f"plan {self.plan} of graph '{self.graph}' on {self.device}",
-            f"  kernels     {self.kernels} ({self.unfused_kernels} with one kernel per op); {self.launches} launches",
+            f"  kernels     {self.kernels} ({self.unfused_kernels} with one kernel per op); launches {self.launches}",
             f"  traffic     {moved}; {size(self.unfused_bytes)} unfused: {self.saved:.0%} saved",
             f"  operations  {count(self.flops)}FLOP, {self.arithmetic_intensity:.3g} per byte",
             f"  time        {times}",

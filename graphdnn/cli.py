@@ -1,0 +1,256 @@
+"""The command ``graphdnn``: doctor, explain, draw, compile, run, cache, on graphs stored as JSON text (``str(graph)``) and on serialized plans.
+
+Reports go to stdout; progress, with elapsed time, and errors go to stderr. Exit status: 0 fine, 1 an error or a wrong result, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphdnn.errors import GraphError, ValidationError, explain
+
+if TYPE_CHECKING:
+    from graphdnn.plans.plan import ExecutionPlan
+    from graphdnn.plans.planset import PlanSet
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ progress
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Writes what is going on, and every compilation, to stderr with the seconds since the start."""
+    from graphdnn.plans import cache
+
+    start = time.perf_counter()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(f"[{time.perf_counter() - start:7.2f} s] {line}", file=sys.stderr, flush=True)
+
+    cache.listeners.append(tell)
+    try:
+        yield tell
+    finally:
+        cache.listeners.remove(tell)
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- loading
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        expected = "the JSON text of a graph, or a serialized plan"
+        raise ValidationError(explain(f"'{path}' cannot be read", expected=expected, found=error.strerror)) from error
+
+
+def _load(path: Path, device: str | None) -> tuple[ExecutionPlan | None, Any]:
+    """(plan, None) from a serialized plan, (None, pygraph) from JSON text."""
+    import graphdnn
+    from graphdnn import device as devices
+    from graphdnn.plans import serialize
+
+    data = _read(path)
+    if data[: len(serialize.MAGIC)] == serialize.MAGIC:
+        return serialize.load(data, devices.parse(device) if device else None), None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ValidationError(explain(f"'{path}' is neither JSON text nor a serialized plan", found=str(error))) from error
+    graph = graphdnn.pygraph(name=path.stem, device=device)
+    graph.deserialize(text)
+    return None, graph
+
+
+def _planned(path: Path, device: str | None) -> PlanSet | ExecutionPlan:
+    """The plans of a graph (nothing is compiled), or the plan of a file."""
+    plan, graph = _load(path, device)
+    if plan is not None:
+        return plan
+    import graphdnn
+
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([graphdnn.heur_mode.A, graphdnn.heur_mode.FALLBACK])
+    graph.check_support()
+    plans: PlanSet = graph._planned()
+    return plans
+
+
+def _built(path: Path, device: str | None, tell: Callable[[str], None]) -> ExecutionPlan:
+    """A plan that is compiled."""
+    from graphdnn.plans.plan import ExecutionPlan
+
+    plans = _planned(path, device)
+    if isinstance(plans, ExecutionPlan):
+        return plans.build()
+    tell(f"{plans.count()} candidate plans on {plans.device.text}; building the first that builds")
+    plans.build()
+    return plans.chosen
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ commands
+def _doctor(args: argparse.Namespace) -> int:
+    from graphdnn import env
+    from graphdnn._version import __version__
+    from graphdnn.targets.cuda_toolchain import toolchain_report
+
+    rows = toolchain_report()
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    print(f"graphdnn {__version__}")
+    head = ("", "part", "version", "path", "needed for")
+    _table(head, [("ok" if r["found"] else "missing", r["part"], r["version"] if r["found"] else "", r["path"], r["needed_for"]) for r in rows])
+    for r in rows:
+        if not r["found"] and r["version"]:
+            print(f"{r['part']}: {r['version']}")
+    print()
+    _table(("switch", "value", "meaning"), [(s.name, _switch(s), s.doc) for s in env.SWITCHES])
+    return 0
+
+
+def _switch(switch: Any) -> str:
+    try:
+        return f"{switch()}" + ("" if switch.is_set else " (default)")
+    except ValidationError as error:
+        return f"INVALID: {error}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """With rich where it is installed and somebody looks, else in plain columns."""
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            pass
+        else:
+            table = Table(*head)
+            for row in rows:
+                table.add_row(*map(str, row))
+            Console().print(table)
+            return
+    widths = [max(len(str(r[i])) for r in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from graphdnn.inspection.explain import explain as report
+
+    with _progress(args.quiet):
+        plans = _planned(args.file, args.device)
+        found = report(plans.graph, plans)
+    print(json.dumps(found.data, indent=2) if args.json else found)
+    return 0
+
+
+def _draw(args: argparse.Namespace) -> int:
+    from graphdnn.inspection.draw import draw
+    from graphdnn.plans.plan import ExecutionPlan
+
+    plans = _planned(args.file, args.device)
+    plan = plans if isinstance(plans, ExecutionPlan) else plans.plan_at(0)
+    path = args.output or args.file.with_suffix("." + (args.format or "svg"))
+    draw(plan.graph, plan.partition, path, args.format, [c.name for c in plan.choices])
+    print(path)
+    return 0
+
+
+def _compile(args: argparse.Namespace) -> int:
+    from graphdnn.plans import serialize
+
+    start = time.perf_counter()
+    with _progress(args.quiet) as tell:
+        plan = _built(args.file, args.device, tell)
+        path = args.output or args.file.with_suffix(".gdnn")
+        data = serialize.dump(plan)
+        path.write_bytes(data)
+    print(f"{plan.name} on {plan.device.text}: kernels {len(plan.kernels)}, workspace {plan.workspace_bytes} bytes")
+    for k in plan.kernels:
+        facts = f"{len(k.binary.code)} bytes of code"
+        if k.registers:
+            facts += f", {k.registers} registers, {k.shared_bytes} bytes shared, {k.spill_bytes} bytes spilled"
+        print(f"  {k.name}: {facts} ({k.origin})")
+    print(f"{path}: {len(data)} bytes, {time.perf_counter() - start:.2f} s")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from graphdnn.inspection.check import check
+
+    with _progress(args.quiet) as tell:
+        plan = _built(args.file, args.device, tell)
+        found = check(plan, args.seed, args.repeat, tell)
+    print(f"{plan.name} on {plan.device.text}")
+    for line in found.lines():
+        print(f"  {line}")
+    return 0 if found.right else 1
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from graphdnn import env
+    from graphdnn.plans import cache
+
+    place = cache.disk()
+    if args.what == "path":
+        print(env.cache_dir())
+        return 0
+    if place is None:
+        print("the cache on disk is switched off (GRAPHDNN_CACHE=0), or its folder belongs to somebody else")
+        return 0
+    if args.what == "clear":
+        print(f"{place.clear()} kernels removed from {place.root}")
+        return 0
+    entries = place.entries()
+    print(f"{place.root}: {len(entries)} kernels, {sum(n for _, n in entries) / 2**20:.1f} MiB")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="graphdnn", description="Look at, compile and run graphs stored as JSON text, and serialized plans.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, file: bool = True) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(run=run)
+        made.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+        if file:
+            made.add_argument("file", type=Path, help="JSON text of a graph, or a serialized plan")
+            made.add_argument("--device", help="cpu, cuda:0, cudasim, or a described GPU such as sm_90; default: as for a graph that says nothing")
+        return made
+
+    doctor = command("doctor", _doctor, "every part of the toolchain: found or missing, version, path, what it is needed for", file=False)
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    told = command("explain", _explain, "what a plan does and why: kernels, traffic, operations, choices, rejections")
+    told.add_argument("--json", action="store_true", help="as JSON")
+    drawn = command("draw", _draw, "a picture of the graph and of what is fused")
+    drawn.add_argument("-o", "--output", type=Path, help="file to write; default: beside the graph")
+    drawn.add_argument("--format", choices=("svg", "png", "dot", "mermaid"), help="default: by the suffix of the output, else svg")
+    made = command("compile", _compile, "build a plan and store it; needs no GPU")
+    made.add_argument("-o", "--output", type=Path, help="file to write; default: beside the graph, with suffix .gdnn")
+    ran = command("run", _run, "run a graph or plan on random inputs and compare it with the float64 reference")
+    ran.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    ran.add_argument("--repeat", type=int, default=5, help="timed executions")
+    kept = command("cache", _cache, "the kernel cache on disk", file=False)
+    kept.add_argument("what", choices=("info", "path", "clear"), nargs="?", default="info")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: that of the process); the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except GraphError as error:
+        print(f"graphdnn: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0
+    return status

@@ -1,0 +1,145 @@
+"""Run a plan on random inputs and compare every output with the reference."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphdnn import reference
+from graphdnn.dtypes import data_type, info
+from graphdnn.ir.tensor import Tensor
+from graphdnn.plans.assemble import bytes_below, tensor_bytes
+from graphdnn.plans.plan import ExecutionPlan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One output: the largest difference from the reference, the largest reference value, and elements beyond the bound that correct kernels keep."""
+
+    name: str
+    difference: float
+    largest: float
+    wrong: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """``first`` and ``best``: seconds of the first and of the fastest execution."""
+
+    outputs: tuple[Compared, ...]
+    first: float
+    best: float
+
+    @property
+    def right(self) -> bool:
+        """Whether every element is within its bound."""
+        return not any(o.wrong for o in self.outputs)
+
+    def lines(self) -> Iterator[str]:
+        """The result as text."""
+        for o in self.outputs:
+            verdict = "right" if not o.wrong else f"WRONG: {o.wrong} of {o.count} elements are outside of the error bound"
+            yield f"{o.name}: largest difference {o.difference:.3g} (largest value {o.largest:.3g}); {verdict}"
+        yield f"time: {self.best * 1e6:.1f} us (first {self.first * 1e6:.1f} us)"
+
+
+def random_values(rng: np.random.Generator, tensor: Tensor) -> Array:
+    """Values for an input: N(0, 1) for floats, small integers for the others, rounded to the data type."""
+    row = info(tensor.dtype)
+    if tensor.dtype is data_type.FP8_E8M0:
+        return np.asarray(2.0 ** rng.integers(-3, 4, tensor.dim))
+    if row.kind == "f":
+        return reference.round_to(rng.standard_normal(tensor.dim), tensor.dtype)
+    return rng.integers(max(-4, int(row.limits[0])), min(5, int(row.limits[1]) + 1), tensor.dim)
+
+
+def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[str], None] = lambda line: None) -> Checked:
+    """Execute ``plan`` (built, on a device that is present) once and then ``repeat`` times. Raises what execute raises."""
+    graph, rng = plan.graph, np.random.default_rng(seed)
+    feeds: dict[int, Any] = {}
+    for t in graph.inputs:
+        tensor = graph.tensors[t]
+        feeds[t] = tensor.value if tensor.value is not None else random_values(rng, tensor)
+    tell("calculating the reference")
+    expected = reference.run_with_error(graph, feeds)
+    memory = _Memory(plan)
+    pack: dict[int, Any] = {}
+    for t, values in feeds.items():
+        tensor = graph.tensors[t]
+        pack[tensor.uid] = np.asarray(values).reshape(-1)[0].item() if tensor.by_value else memory.put(t, values)
+    for t in graph.outputs:
+        pack[graph.tensors[t].uid] = memory.put(t, None)
+    workspace = memory.block(plan.workspace_bytes)
+    tell("executing")
+    times = []
+    for _ in range(1 + max(0, repeat)):
+        start = time.perf_counter()
+        plan.execute(pack, workspace)
+        memory.wait()
+        times.append(time.perf_counter() - start)
+    return Checked(tuple(_compare(graph.tensors[t], memory.get(t), *expected[t]) for t in graph.outputs), times[0], min(times))
+
+
+def _compare(tensor: Tensor, found: Array, value: Array, bound: Array) -> Compared:
+    wrong = reference.mismatches(found, value, bound)
+    with np.errstate(all="ignore"):
+        difference = np.abs(found.astype(np.float64) - value.astype(np.float64))
+    finite = np.isfinite(difference)
+    sizes = np.abs(value[np.isfinite(value)]) if value.dtype.kind == "f" else np.abs(value)
+    return Compared(
+        tensor.name, float(difference[finite].max(initial=0.0)), float(sizes.max(initial=0.0)), int(np.count_nonzero(wrong)), math.prod(tensor.dim)
+    )
+
+
+class _Memory:
+    """Buffers of a plan: NumPy memory, or device memory for a CUDA plan. Aligned to 256 bytes."""
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self.plan = plan
+        self.cuda = plan.device.kind == "cuda"
+        self.kept: dict[int, Any] = {}
+
+    def block(self, nbytes: int) -> Any:
+        """Uninitialized memory."""
+        return self._device(np.empty(max(nbytes, 1), np.uint8)) if self.cuda else self._host(nbytes)
+
+    def _host(self, nbytes: int) -> Array:
+        raw = np.full(nbytes + 256, 255, np.uint8)
+        start = -raw.__array_interface__["data"][0] % 256
+        return raw[start : start + nbytes]
+
+    def _device(self, host: Array) -> Any:
+        from graphdnn.targets.cuda_memory import DeviceArray
+
+        return DeviceArray.from_numpy(host, self.plan.device.index)
+
+    def put(self, t: int, values: Array | None) -> int:
+        """Memory of tensor ``t`` with ``values`` in it (else NaN, or -1); the address of its first element."""
+        tensor = self.plan.graph.tensors[t]
+        host = self._host(tensor_bytes(tensor))
+        if values is not None and host.size:
+            reference.to_storage(values, tensor, host)
+        self.kept[t] = self._device(host) if self.cuda else host
+        base = self.kept[t].address if self.cuda else host.__array_interface__["data"][0]
+        return int(base) + bytes_below(tensor)
+
+    def get(self, t: int) -> Array:
+        """Values of tensor ``t``."""
+        tensor = self.plan.graph.tensors[t]
+        host = self.kept[t].numpy() if self.cuda else self.kept[t]
+        return reference.from_storage(host, tensor)
+
+    def wait(self) -> None:
+        """Until a GPU is done."""
+        if self.cuda:
+            from graphdnn.targets.cuda_driver import synchronize
+
+            synchronize(self.plan.device.index)
