@@ -19,7 +19,7 @@ from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
 from graphdnn.status import Status, reject
 
-CPU_GRAIN = 16384
+CPU_GRAIN = 32768
 """Elements that are worth handing to another thread."""
 
 

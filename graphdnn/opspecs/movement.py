@@ -65,6 +65,29 @@ def _filled(node: NodeDecl, dim: Dims, source: Dims, y: TensorDecl) -> Dims:
     return dim
 
 
+def _reshape_check(node: NodeDecl) -> None:
+    """Refuses a VIEW_ONLY reshape into a virtual tensor whose strides were set to another order: cuDNN would reinterpret memory there (a transpose
+    in disguise), which the row-major rule would silently answer with other numbers."""
+    shapes.check_plain(node)
+    y = node.outputs["Y"]
+    if not y.virtual or node.attrs.get("reshape_mode") == "LOGICAL":
+        return
+    dim, stride = shapes.dims(y), tuple(y.stride or ())
+    rows, last = layout.packed(dim), layout.packed(dim, layout.channels_last_order(len(dim)))
+    moving = [a for a, d in enumerate(dim) if d > 1]
+    if all(any(stride[a] != known[a] for a in moving) for known in (rows, last)):
+        raise ValidationError(
+            explain(
+                "a reshape keeps the row-major order of the elements and cannot reorder memory by its strides",
+                node=node.name,
+                tensor=y.name,
+                expected=f"strides {list(rows)}, or none set",
+                found=list(stride),
+                fix="use transpose() to swap dims, or reshape_mode.LOGICAL if the row-major order is what you mean",
+            )
+        )
+
+
 def _reshape_reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
     return [np.reshape(arrays[0], dims[0])]
 
@@ -152,7 +175,7 @@ def _concatenate_reference(node: Node, dims: list[Dims], arrays: list[Any]) -> l
 
 
 SPECS = (
-    OpSpec("RESHAPE", "movement", ("X",), ("Y",), _reshape_infer, shapes.check_plain, _reshape_reference, attrs=("dim", "stride", "reshape_mode")),
+    OpSpec("RESHAPE", "movement", ("X",), ("Y",), _reshape_infer, _reshape_check, _reshape_reference, attrs=("dim", "stride", "reshape_mode")),
     OpSpec("TRANSPOSE", "movement", ("X",), ("Y",), _transpose_infer, shapes.check_plain, _transpose_reference, attrs=("permutation",)),
     OpSpec("SLICE", "movement", ("X",), ("Y",), _slice_infer, shapes.check_plain, _slice_reference, attrs=("slices", "slice_strides")),
     # no named inputs: any number of them, "0", "1", ...

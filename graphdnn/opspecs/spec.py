@@ -23,7 +23,8 @@ class OpSpec:
     ``infer(node)``: fill unset dims and strides of the outputs, raise ValidationError where the shapes have no meaning.
     ``check(node)``: rules that need the resolved dtypes; may raise ValidationError, BuildError or NotSupportedError as the API page says.
     ``reference(node, dims, arrays)``: NumPy result. ``dims``: dims of each output; ``arrays``: logical input arrays in input port order, already in
-    the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64); returns one array per output.
+    the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64; movement ops get them
+    rounded to the output's dtype); returns one array per output.
     """
 
     tag: str

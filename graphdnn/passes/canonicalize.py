@@ -5,13 +5,12 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Sequence
 
-from graphdnn.dtypes import compute_carrier
 from graphdnn.errors import ValidationError, explain
+from graphdnn.ir import layout
 from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor, TensorDecl
-from graphdnn.opspecs.pointwise import POINTWISE
-from graphdnn.opspecs.reduction import REDUCTION
+from graphdnn.passes.check import carrier
 
 
 def canonicalize(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl], name: str = "") -> tuple[OperationGraph, list[TensorDecl]]:
@@ -77,17 +76,14 @@ def _live(ordered: list[NodeDecl]) -> list[NodeDecl]:
 
 def _freeze(t: TensorDecl) -> Tensor:
     assert t.dim is not None and t.stride is not None and t.uid is not None, "infer has set dims, strides and uids"
-    return Tensor(t.name, t.uid, tuple(t.dim), tuple(t.stride), t.dtype, t.virtual, t.by_value, t.constant, t.value, t.alignment)
+    # A virtual tensor has no memory of the user's: where it is stored after all, it is stored packed, in the order of its strides.
+    stride = layout.like(t.dim, [abs(s) for s in t.stride]) if t.virtual else tuple(t.stride)
+    return Tensor(t.name, t.uid, tuple(t.dim), stride, t.dtype, t.virtual, t.by_value, t.constant, t.value, t.alignment)
 
 
 def _freeze_node(n: NodeDecl, ids: dict[TensorDecl, int]) -> Node:
-    compute = compute_carrier(n.compute)
-    if n.op == "POINTWISE":
-        compute = POINTWISE[n.attrs["mode"]].carrier(compute, n.attrs)
-    elif n.op == "REDUCTION":
-        compute = REDUCTION[n.attrs["mode"]].carrier(compute)
     attrs = tuple(sorted((k, _tuples(v)) for k, v in n.attrs.items() if v is not None))
-    return Node(n.op, n.name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, compute)
+    return Node(n.op, n.name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, carrier(n))
 
 
 def _tuples(value: object) -> object:
