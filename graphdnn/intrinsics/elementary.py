@@ -147,9 +147,8 @@ def erf32(o: Emit, x: Value) -> Value:
     """x + x P(x**2) below 1, a polynomial around 2.475 up to 3.95."""
     a = o.abs(x)
     near = o.mad(a, o.poly(a * a, ERF_NEAR), a)
-    u = (o.select(a > 3.95, 3.95, a) - ERF_CENTER) * (1.0 / ERF_HALF)
-    far = o.poly(u, ERF_FAR)
-    far = o.select(far > 1.0, 1.0, far)
+    far = o.poly((a - ERF_CENTER) * (1.0 / ERF_HALF), ERF_FAR)
+    far = o.select((a > 3.95) | (far > 1.0), 1.0, far)
     return o.copysign(o.select(a < 1.0, near, far), x)
 
 
