@@ -32,48 +32,42 @@ class Facts:
     before: int | None = None
 
 
-def kind_of(value: Any) -> int:
-    """POINTER, NUMPY, TORCH or OTHER. Raises KindError for what is no buffer."""
-    cls = type(value)
-    kind = KINDS.get(cls, 0)
-    if not kind:
-        kind = KINDS[cls] = _classify(value)
-    return kind
-
-
 def _classify(value: Any) -> int:
+    """POINTER, NUMPY, TORCH or OTHER; 0 for what is no buffer."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return TORCH
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return NUMPY
-    scalar = numpy is not None and isinstance(value, numpy.generic)  # its memory is a temporary copy
     if (isinstance(value, int) and not isinstance(value, bool)) or (numpy is not None and isinstance(value, numpy.integer)):
         return POINTER
-    if not scalar and any(hasattr(value, a) for a in ("__cuda_array_interface__", "__dlpack__", "__array_interface__")):
-        return OTHER
-    raise KindError(
-        explain(
-            "not a buffer", expected="an array (NumPy, torch, cupy, DLPack, __cuda_array_interface__) or an int address", found=type(value).__name__
-        )
-    )
+    if numpy is not None and isinstance(value, numpy.generic):  # shows its memory, which is a temporary copy
+        return 0
+    return OTHER if any(hasattr(value, a) for a in ("__cuda_array_interface__", "__dlpack__", "__array_interface__")) else 0
 
 
-def facts(value: Any) -> Facts:
-    """All that is known of a buffer."""
-    kind = kind_of(value)
+def facts(value: Any, what: str = "the value", tensor: str | None = None) -> Facts:
+    """All that is known of a buffer. KindError that names ``what`` and ``tensor`` for what is no buffer, or does not let itself be looked at."""
+    cls = type(value)
+    kind = KINDS.get(cls, 0) or _classify(value)
+    if not kind:
+        expected = "an array (NumPy, torch, cupy, DLPack, __cuda_array_interface__) or an int address"
+        raise KindError(explain(f"{what} is not a buffer", tensor=tensor, expected=expected, found=cls.__name__))
+    KINDS[cls] = kind
     if kind == POINTER:
         return Facts(int(value))
-    if kind == NUMPY:
-        return _numpy(value)
-    if kind == TORCH:
-        return _torch(value)
+    try:
+        return _numpy(value) if kind == NUMPY else _torch(value) if kind == TORCH else _other(value)
+    except Exception as error:  # the protocols run code of whatever library made the array
+        found = f"{cls.__name__}: {type(error).__name__}: {str(error)[:100]}"
+        raise KindError(explain(f"{what} has no memory that can be used", tensor=tensor, expected="a strided array", found=found)) from error
+
+
+def _other(value: Any) -> Facts:
     if hasattr(value, "__cuda_array_interface__"):
         return _interface(value.__cuda_array_interface__, _interface_device(value))
-    if hasattr(value, "__dlpack__"):
-        return _dlpack(value)
-    return _interface(value.__array_interface__, "cpu")
+    return _dlpack(value) if hasattr(value, "__dlpack__") else _interface(value.__array_interface__, "cpu")
 
 
 def _reach(shape: Any, strides: Any, itemsize: int) -> int:
@@ -102,13 +96,8 @@ def _numpy(value: Any) -> Facts:
 
 
 def _torch(value: Any) -> Facts:
-    try:
-        pointer = value.data_ptr()
-        storage = value.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError) as error:
-        raise KindError(
-            explain("this torch tensor has no memory of its own", expected="a strided tensor on a CPU or CUDA device", found=str(error)[:80])
-        ) from error
+    pointer = value.data_ptr()
+    storage = value.untyped_storage().nbytes()
     before = value.storage_offset() * value.element_size()
     device = str(value.device)
     dtype = str(value.dtype).removeprefix("torch.")

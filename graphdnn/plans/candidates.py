@@ -103,7 +103,8 @@ def create(
 
 
 def _surveys(graph: OperationGraph, device: DeviceProps, engines: Sequence[Engine]) -> list[tuple[str, Survey]]:
-    """Surveys with their labels: maximal regions, cuts that engines asked for, single ops for regions that nobody takes, single ops throughout."""
+    """Surveys with their labels: maximal regions, those with sums of a matmul's rows and columns inside, cuts that engines asked for, single ops for
+    regions that nobody takes, single ops throughout."""
     whole = regions.partition(graph)
     first = survey(graph, whole, device, engines)
     found = [("", first)]
@@ -114,6 +115,7 @@ def _surveys(graph: OperationGraph, device: DeviceProps, engines: Sequence[Engin
             seen.add(partition.regions)
             found.append((label, survey(graph, partition, device, engines, label)))
 
+    add("sums", regions.partition(graph, sums=True))
     for cut in first.cuts[:MAX_CUTS]:
         add(f"cut{cut}", regions.partition(graph, frozenset((cut,))))
     if not any(s.complete for _, s in found):

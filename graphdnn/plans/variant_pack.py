@@ -183,7 +183,7 @@ class Binder:
                     found=repr(value),
                 )
             )
-        facts = buffers.facts(value)
+        facts = buffers.facts(value, f"buffer for {slot.label}", tensor.name)
         self._check_device(facts, f"buffer for {slot.label}", tensor.name)
         if facts.dtype and facts.dtype not in slot.names:
             packed = info(tensor.dtype).bits < 8
@@ -271,7 +271,7 @@ class Binder:
             raise ValidationError(
                 explain("the plan needs a workspace and none was given", expected=f"{need} bytes (get_workspace_size())", found="None")
             )
-        facts = buffers.facts(value)
+        facts = buffers.facts(value, "the workspace")
         self._check_device(facts, "the workspace", "")
         if facts.room is not None and facts.room < need:
             raise ValidationError(

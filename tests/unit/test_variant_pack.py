@@ -171,8 +171,23 @@ def pack_with(name, value, dtype=np.float32):
 
 @pytest.mark.parametrize("value", [[1.0] * 6, "text", b"bytes", object(), np.float32(1)])
 def test_what_is_no_buffer(value):
-    with pytest.raises(KindError, match="not a buffer"):
+    with pytest.raises(KindError, match=r"'x': buffer for uid 1 \('x'\) is not a buffer"):
         binder().bind(pack_with("x", value), None)
+
+
+def test_arrays_without_memory():
+    class Broken:
+        def __dlpack__(self, **kwargs):
+            raise BufferError("no")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    for value in (Broken(), torch.zeros(2, 3).to_sparse()):
+        with pytest.raises(KindError, match=r"uid 1 \('x'\) has no memory that can be used"):
+            binder().bind(pack_with("x", value), None)
+    with pytest.raises(ValidationError, match="wrong device.*meta"):
+        binder().bind(pack_with("x", torch.empty(2, 3, device="meta")), None)
 
 
 @pytest.mark.parametrize("value", [2.0, True])
