@@ -14,13 +14,12 @@ from graphdnn.ir.tensor import Dims
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """Extents and strides in elements; ``dtype`` NOT_SET where the API has no type for the array's; ``framework`` "torch", "numpy" or "other"."""
+    """Extents and strides in elements; ``dtype`` NOT_SET where the API has no type for the array's."""
 
     dim: Dims
     stride: Dims
     dtype: data_type
     on_cpu: bool
-    framework: str
 
     @property
     def size(self) -> int:
@@ -31,9 +30,10 @@ class ArrayFacts:
         return n
 
 
-def framework_of(value: object) -> str:
-    """Top-level package of the type of ``value``."""
-    return type(value).__module__.partition(".")[0]
+def is_torch(value: object) -> bool:
+    """Whether ``value`` is a torch tensor. Does not import torch: what has not been imported has no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
@@ -72,7 +72,7 @@ def _of_numpy(array: Any) -> ArrayFacts:
                 fix="declare the tensor with pygraph.tensor(dim, stride, data_type) and bind a packed uint8 array",
             )
         )
-    return ArrayFacts(tuple(array.shape), _element_strides(array.strides, array.itemsize, "NumPy"), dtype, True, "numpy")
+    return ArrayFacts(tuple(array.shape), _element_strides(array.strides, array.itemsize, "NumPy"), dtype, True)
 
 
 def _of_cuda_interface(array: Any) -> ArrayFacts:
@@ -83,14 +83,13 @@ def _of_cuda_interface(array: Any) -> ArrayFacts:
     shape = tuple(int(d) for d in facts["shape"])
     strides = facts.get("strides")
     stride = packed(shape) if strides is None else _element_strides(strides, element.itemsize, "device")
-    return ArrayFacts(shape, stride, _dtype(element), False, "other")
+    return ArrayFacts(shape, stride, _dtype(element), False)
 
 
 def describe(array: Any) -> ArrayFacts:
     """Facts of an array of torch, NumPy, CuPy, numba or anything with ``__cuda_array_interface__`` or DLPack. KindError for anything else."""
-    kind = framework_of(array)
-    if kind == "torch" and hasattr(array, "stride"):
-        return ArrayFacts(tuple(array.shape), tuple(array.stride()), _dtype(array.dtype), array.device.type == "cpu", "torch")
+    if is_torch(array):
+        return ArrayFacts(tuple(array.shape), tuple(array.stride()), _dtype(array.dtype), array.device.type == "cpu")
     import numpy as np
 
     if isinstance(array, np.ndarray):
@@ -101,11 +100,10 @@ def describe(array: Any) -> ArrayFacts:
         on_cpu = array.__dlpack_device__()[0] == 1
         if on_cpu:
             view = np.from_dlpack(array)
-            return ArrayFacts(tuple(view.shape), _element_strides(view.strides, view.itemsize, "DLPack"), _dtype(view.dtype), True, "other")
+            return ArrayFacts(tuple(view.shape), _element_strides(view.strides, view.itemsize, "DLPack"), _dtype(view.dtype), True)
         torch = sys.modules.get("torch")
         if torch is not None:
-            found = describe(torch.from_dlpack(array))
-            return ArrayFacts(found.dim, found.stride, found.dtype, found.on_cpu, "other")
+            return describe(torch.from_dlpack(array))
     raise KindError(
         explain(
             "not a tensor",

@@ -72,7 +72,7 @@ class Declarations(ABC):
         self._tensors[found] = None
         return found
 
-    def _operand(self, node: str, argument: str, value: Any) -> Tensor:
+    def _operand(self, node: str | None, argument: str, value: Any) -> Tensor:
         """``value`` as a tensor of this graph; KindError for anything but a graph tensor."""
         if isinstance(value, Tensor):
             return self._adopt(value, node)

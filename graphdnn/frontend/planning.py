@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import log
 from graphdnn.device import DeviceProps
-from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, ValidationError, explain
+from graphdnn.errors import BuildError, ExecutionError, GraphError, KindError, NotSupportedError, ValidationError, explain
 from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.enums import behavior_note, build_plan_policy, heur_mode, knob_type, numerical_note
 from graphdnn.frontend.handle import Handle, as_handle
@@ -83,6 +84,16 @@ class Planning(Declarations):
     def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
         """The plan for other shapes."""
 
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Errors of a step go to the log and carry the JSON text of the graph, so that a report can be replayed."""
+        try:
+            yield
+        except GraphError as error:
+            error.add_note(f"graph: {self}")
+            log.error(str(error))
+            raise
+
     # ------------------------------------------------------------------------------------------------------------------------- plan lists
     @property
     def _plans(self) -> PlanSet | LoadedPlans | None:
@@ -138,7 +149,8 @@ class Planning(Declarations):
             raise NotSupportedError(
                 explain("create_execution_plans needs an operation graph", found="none", fix="call build_operation_graph() first")
             )
-        self._plans = self._create(found)
+        with self._noted():
+            self._plans = self._create(found)
         self._variants = {}
         log.info(f"{self.get_execution_plan_count()} plans for {self._get_device().text}, the first is {self.get_plan_name_at_index(0)}")
 
@@ -212,17 +224,20 @@ class Planning(Declarations):
     # ------------------------------------------------------------------------------------------------------------------- support and build
     def check_support(self) -> None:
         """Return if at least one plan is supported; compiles nothing. NotSupportedError, with every reason, if none is."""
-        self._supported("check_support").check_support()
+        with self._noted():
+            self._supported("check_support").check_support()
 
     def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
         """Compile the best plan that compiles, or with ALL every plan."""
         if not isinstance(policy, build_plan_policy):
             raise KindError(explain("policy has the wrong type", expected="graphdnn.build_plan_policy", found=repr(policy)))
-        self._supported("build_plans").build(policy.name)
+        with self._noted():
+            self._supported("build_plans").build(policy.name)
 
     def build_plan_at_index(self, index: int) -> None:
         """Compile one plan; ``execute`` uses it from now on."""
-        self._planned().build_at(as_integer("index", index))
+        with self._noted():
+            self._planned().build_at(as_integer("index", index))
 
     @property
     def plan(self) -> ExecutionPlan:

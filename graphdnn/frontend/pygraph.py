@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphdnn import log
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import as_data_type, data_type
-from graphdnn.errors import BuildError, GraphError, KindError, ValidationError, explain
+from graphdnn.errors import BuildError, KindError, ValidationError, explain
 from graphdnn.frontend.arrays import describe
 from graphdnn.frontend.choose import explicit_device, limited
 from graphdnn.frontend.copies import Copies
@@ -103,7 +103,7 @@ class pygraph(PointwiseOps, StructuredOps, Copies, Planning):
         made.stride = as_dims("stride", stride) if layout is None else by_name(made.dim or (), layout)
         made.set_reordering_type(reordering_type)
         if ragged_offset is not None:
-            made.set_ragged_offset(self._operand("", "ragged_offset", ragged_offset))
+            made.set_ragged_offset(self._operand(None, "ragged_offset", ragged_offset))
         if as_integer("uid", uid) != -1:
             made.set_uid(uid)
         return self._adopt(made)
@@ -160,16 +160,12 @@ class pygraph(PointwiseOps, StructuredOps, Copies, Planning):
     def _step(self) -> Iterator[Snapshot]:
         """Run passes. If they fail, the declarations are as they were and the error carries the JSON text of the graph."""
         before = Snapshot(self)
-        try:
-            yield before
-        except GraphError as error:
-            before.restore()
-            error.add_note(f"graph: {self}")
-            log.error(str(error))
-            raise
-        except BaseException:
-            before.restore()
-            raise
+        with self._noted():
+            try:
+                yield before
+            except BaseException:
+                before.restore()
+                raise
 
     def validate(self) -> None:
         """Check every tensor and op; fill in data types, dims and strides that are not set. May be called again after a change or an error.

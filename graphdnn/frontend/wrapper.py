@@ -8,7 +8,7 @@ from typing import Any
 
 from graphdnn.errors import BuildError, ExecutionError, ValidationError, explain
 from graphdnn.frontend import allocate
-from graphdnn.frontend.arrays import framework_of, is_array
+from graphdnn.frontend.arrays import is_array, is_torch
 from graphdnn.frontend.enums import heur_mode
 from graphdnn.frontend.handle import as_handle
 from graphdnn.frontend.pygraph import pygraph
@@ -99,7 +99,8 @@ class Graph:
         if kind is not None:
             return
         graph = self._get()
-        graph.build(self._heuristics)
+        if graph.get_execution_plan_count() == 0:  # a plan that was deserialized is kept
+            graph.build(self._heuristics)
         self._built = True
         if self._io != (None, None):
             self._order = self._resolved(*self._io)
@@ -252,12 +253,11 @@ class Graph:
                 explain("inputs are missing", expected=", ".join(map(self._label, missing)), found=", ".join(map(repr, given)) or "nothing")
             )
         graph = self._get()
-        arrays = [v for v in pack.values() if is_array(v)]
-        torch_like = any(framework_of(v) == "torch" for v in arrays)
+        torch_like = any(map(is_torch, pack.values()))
         device = graph._get_device()
         for t in outputs:
             if t not in pack:
-                pack[t] = given[self._canonical.get(t) or t.get_uid()] = allocate.empty(t, device, torch_like)
+                pack[t] = given[self._canonical.get(t) or t.name or t.get_uid()] = allocate.empty(t, device, torch_like)
         if workspace is None:
             workspace = self._workspace(graph.get_workspace_size(), device, torch_like)
         used = self._handle if handle is None else handle

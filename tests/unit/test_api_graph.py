@@ -204,6 +204,26 @@ def test_errors_carry_the_graph():
     with pytest.raises(VE, match="shapeless") as caught:
         g.validate()
     assert '"RELU_FWD"' in "".join(caught.value.__notes__)
+    g, *_ = declared()
+    g.build()
+    g.create_execution_plans([heur_mode.A])
+    g.deselect_engines(["eng"])
+    with pytest.raises(NS) as caught:
+        g.check_support()
+    assert '"MATMUL"' in "".join(caught.value.__notes__)
+
+
+def test_names_do_not_reach_generated_code(tmp_path):
+    evil = f'x"""\nopen({str(tmp_path / "made")!r}, "w")\n"""\n'
+    g = graph(name=evil)
+    x = g.tensor(dim=[4, 4], layout="row", name=evil)
+    m = g.matmul(g.relu(x, name=evil + "1"), x, name=evil).set_output(True).set_name(evil + "m")
+    g.reduction(m, reduction_mode.ADD, axes=0, name=evil + "r").set_output(True)
+    g.build([heur_mode.A])
+    h = graph()
+    h.deserialize(g.serialize())
+    h.deserialize(str(g))
+    assert "made" not in g.plan.source and not (tmp_path / "made").exists()
 
 
 def test_uids(built):

@@ -264,3 +264,13 @@ def test_serialize_and_copies(put):
     loaded.deserialize(g.serialize())
     assert loaded.get_workspace_size() == g.get_workspace_size()
     assert "plus" in str(g.explain()) and repr(g).startswith("<graphdnn Graph, built")
+
+
+def test_a_deserialized_plan_is_kept():
+    source, *_ = made(lambda x: x)
+    with cudnn.Graph(device="cpu") as g:
+        g.deserialize(source.serialize())
+        plan = g.plan
+    assert g.plan is plan
+    x, w, b = arrays()
+    close(g({"mm::A": x, "mm::B": w, "plus::IN_1": b})["plus::OUT_0"])
