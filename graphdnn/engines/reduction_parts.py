@@ -155,9 +155,10 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     results = {s.node.output_ids[0]: (s.result, _result_index(graph, s.node, loop, axes)) for s in sums}
     after = TapeBuilder(graph, region.reads, results, prefix="w")
     late = _after(graph, region)
+    epilogue = results[sums[0].node.output_ids[0]][1]  # what is calculated from results has the first one's dims
     for t in region.stores:
         if t in late:
-            after.store(t, results[graph.nodes[region.anchors[0]].output_ids[0]][1])
+            after.store(t, results[t][1] if t in results else epilogue)
         else:
             store_broadcast(before, graph, t, loop)
     count = math.prod(region.space[a] for a in axes)

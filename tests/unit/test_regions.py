@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from graphdnn import device
+from graphdnn.codegen.spec import Buffer
+from graphdnn.engines import ENGINES
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition, partition, unfused
 from tests.opgraphs import Builder
@@ -101,3 +104,16 @@ def test_an_empty_space_keeps_its_reduction_apart() -> None:
     p = partition(b.graph())
     check(b.graph(), p)
     assert kinds(p) == ["matmul", "reduction"]
+
+
+def test_results_of_different_rank_share_a_kernel() -> None:
+    b = Builder()
+    x = b.tensor(64, 7)
+    b.node("REDUCTION", (x,), (64, 1), "X", False, mode="AMAX", axes=(1,))
+    b.node("REDUCTION", (x,), (64,), "X", False, mode="MUL", axes=(1,))
+    graph = b.graph()
+    (region,) = partition(graph).regions
+    for where in (device.cpu(), device.describe("sm_80")):
+        (knobs, *_) = ENGINES[1].candidates(graph, region, where)
+        recipe = ENGINES[1].lower(graph, region, where, knobs, {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)})
+        assert len(recipe.kernels) == 1
