@@ -47,6 +47,8 @@ _SIGNATURES: dict[str, str] = {
     "cuFuncSetAttribute": "pii",
     "cuLaunchKernelEx": "pppp",
     "cuMemsetD8Async": "QBzp",
+    "cuTensorMapEncodeTiled": "piIQppppiiii",
+    "cuTensorMapReplaceAddress": "pQ",
     "cuMemAlloc_v2": "pz",
     "cuMemFree_v2": "Q",
     "cuMemcpyHtoD_v2": "Qpz",

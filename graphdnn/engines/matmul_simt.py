@@ -14,7 +14,7 @@ from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, 
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import take_apart
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes.regions import Region
+from graphdnn.passes.regions import Region, of_all
 from graphdnn.status import OK, Status, reject
 
 STATIC_SHARED = 48 * 1024
@@ -38,6 +38,11 @@ class MatmulSimt(Engine):
         if region.kind != "matmul":
             return reject(f"matmul_simt: the region has no matmul as its anchor ({region.kind})")
         status = no_packed_outputs(graph, region)
+        for i in region.epilogue_reductions:
+            if not of_all(graph, graph.nodes[i]):
+                return reject(
+                    f"matmul_simt: reduction '{graph.nodes[i].name}' is not of all results; matmul_simt has no partial sums of rows or columns"
+                )
         return status and fits(lambda: take_apart(graph, region, placeholder(region), False))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:

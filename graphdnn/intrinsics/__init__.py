@@ -8,6 +8,9 @@
       |     +-- emit.py                       the LLVM forms write through it
       |     +-- lower.py                      row -> numba intrinsic
       +-- memory.py                           vector access, atomics, thread arrays
+      +-- mbarrier.py tma.py wgmma.py staging.py warp.py   instructions: PTX, simulator model (instruction.py says what a row is)
+      |     +-- lower_ptx.py                  row -> numba intrinsic; the type of a descriptor parameter
+      |     +-- simasync.py                   the models: asynchronous copies, barriers, tensor cores
       +-- simtypes.py simmemory.py simblock.py   typed scalars, checked memory, threads and barriers of the simulator
 
 Importing this package imports neither numba nor llvmlite; namespace("cudasim") never does.
@@ -47,6 +50,13 @@ def _rows() -> tuple[Any, ...]:
 
 
 @cache
+def _instructions() -> tuple[Any, ...]:
+    from graphdnn.intrinsics import mbarrier, staging, tma, warp, wgmma
+
+    return mbarrier.INSTRUCTIONS + tma.INSTRUCTIONS + wgmma.INSTRUCTIONS + staging.INSTRUCTIONS + warp.INSTRUCTIONS
+
+
+@cache
 def _compiled(target: Literal["cpu", "cuda"]) -> dict[str, Any]:
     import math
 
@@ -58,11 +68,13 @@ def _compiled(target: Literal["cpu", "cuda"]) -> dict[str, Any]:
         return names | memory.CPU
     from numba import cuda
 
-    return names | memory.CUDA | {"cuda": cuda}
+    from graphdnn.intrinsics import lower_ptx
+
+    return names | memory.CUDA | {row.name: lower_ptx.make(row) for row in _instructions()} | {"cuda": cuda}
 
 
 @cache
 def _simulated() -> dict[str, Any]:
     from graphdnn.intrinsics import simblock
 
-    return simblock.names(_rows())
+    return simblock.names(_rows(), _instructions())

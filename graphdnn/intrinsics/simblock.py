@@ -16,6 +16,7 @@ from typing import Any
 
 from graphdnn.intrinsics.errors import SimulationError
 from graphdnn.intrinsics.forms import BITS, FLOATS, INTEGERS, Form
+from graphdnn.intrinsics.instruction import Instruction
 from graphdnn.intrinsics.simmemory import NAMES, LocalArray, SharedArray, SharedMemory
 from graphdnn.intrinsics.simtypes import BUILTINS, TYPES, cast, type_name
 
@@ -43,7 +44,8 @@ class _Thread:
 class Block:
     """The running block: its threads, shared memory and barriers. Models reach it as ``current()``.
 
-    ``wait(ready, where, line)`` is what every blocking intrinsic is made of.
+    ``wait(ready, where, line)`` is what every blocking intrinsic is made of. ``late``: asynchronous work under way; the last is done when no thread
+    can go on without it, never earlier. ``at_end``: checks of what must hold once all threads have ended.
     """
 
     def __init__(self, index: int, size: int, grid: int, dynamic_bytes: int) -> None:
@@ -52,6 +54,8 @@ class Block:
         self.arrays: dict[tuple[Any, int], SharedArray] = {}
         self.failure: BaseException | None = None
         self.failed_thread = 0
+        self.late: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[], None]] = []
         self._todo = deque(range(size))
         self._waiting: deque[_Thread] = deque()
         self._arrived: list[tuple[_Thread, tuple[Any, int]]] = []
@@ -81,16 +85,31 @@ class Block:
 
     def _resume_another(self) -> None:
         """Hand over to a waiting thread that can go on (any, if the block has failed). None can: deadlock. None waits: the block is done."""
-        chosen = next((t for t in self._waiting if self.failure is not None or t.ready()), None)
+        chosen = self._ready_thread()
+        while chosen is None and self._waiting and self.late:
+            self._guarded(self.late.pop())
+            chosen = self._ready_thread()
         if chosen is None and self._waiting:
             self._fail(SimulationError(self._deadlock()))
             chosen = self._waiting[0]
         if chosen is None:
+            for check in self.at_end if self.failure is None else ():
+                self._guarded(check)
             self._done.set()
             return
         self._waiting.remove(chosen)
         self.thread = chosen
         chosen.wake.release()
+
+    def _ready_thread(self) -> _Thread | None:
+        return next((t for t in self._waiting if self.failure is not None or t.ready()), None)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do work that belongs to no thread; its error is the block's."""
+        try:
+            work()
+        except SimulationError as error:
+            self._fail(error)
 
     def wait(self, ready: Callable[[], bool], where: str, line: int) -> None:
         """Let others run until ``ready()``; ``where`` and ``line`` are for the report of a deadlock."""
@@ -297,8 +316,11 @@ def _saturate(name: str) -> Callable[[Any], Any]:
     return lambda v: cls(min(max(v, cls.LOW), cls.HIGH))
 
 
-def names(rows: Sequence[Form]) -> dict[str, Any]:
+def names(rows: Sequence[Form], instructions: Sequence[Instruction] = ()) -> dict[str, Any]:
     """Every name of the simulator's namespace."""
     import math
 
-    return {"math": math, "cuda": Cuda(), **TYPES, **BUILTINS, **NAMES, **{row.name: model(row) for row in rows}}
+    from graphdnn.intrinsics import simasync
+
+    own = {row.name: model(row) for row in rows} | {row.name: simasync.model(row) for row in instructions}
+    return {"math": math, "cuda": Cuda(), **TYPES, **BUILTINS, **NAMES, **own}

@@ -62,9 +62,10 @@ class _Draft:
     axes: tuple[int, ...] = ()
 
 
-def partition(graph: OperationGraph, forced: frozenset[int] = frozenset()) -> Partition:
-    """The maximal regions. ``forced``: tensors that must be stored although they could be fused."""
-    return _Partitioner(graph, forced).run()
+def partition(graph: OperationGraph, forced: frozenset[int] = frozenset(), sums: bool = False) -> Partition:
+    """The maximal regions. ``forced``: tensors that must be stored although they could be fused. ``sums``: reductions of a matmul's rows or columns
+    join its epilogue too, which not every engine takes; reductions of all its values always do."""
+    return _Partitioner(graph, forced, sums=sums).run()
 
 
 def unfused(graph: OperationGraph) -> Partition:
@@ -79,10 +80,11 @@ def reduced_axes(graph: OperationGraph, node: Node) -> tuple[int, ...]:
 
 
 class _Partitioner:
-    def __init__(self, graph: OperationGraph, forced: frozenset[int], fuse: bool = True) -> None:
+    def __init__(self, graph: OperationGraph, forced: frozenset[int], fuse: bool = True, sums: bool = False) -> None:
         self.graph = graph
         self.forced = forced
         self.fuse = fuse
+        self.sums = sums
         self.drafts: list[_Draft] = []
         self.home: dict[int, int] = {}
         self.stored_by: dict[int, int] = {}
@@ -154,8 +156,8 @@ class _Partitioner:
         space = self.graph.tensors[x].dim
         if self.fuse and x in self.home and x not in self.forced:
             draft = self.drafts[self.home[x]]
-            full = all(a in axes or d == 1 for a, d in enumerate(space))
-            if draft.kind == "matmul" and full and space == draft.space and 0 not in space:
+            joins = _of_all(space, axes) or (self.sums and _of_rows_or_columns(space, axes))
+            if draft.kind == "matmul" and joins and space == draft.space and 0 not in space:
                 draft.epilogue_reductions.append(i)
                 draft.stores.append(y)
                 self.stored_by[y] = self.home[x]
@@ -294,6 +296,22 @@ class _Partitioner:
             )
         materialized = tuple(t for t in self.stored_by if self.graph.tensors[t].virtual)
         return Partition(tuple(regions), materialized, tuple(dict.fromkeys(self.notes)))
+
+
+def _of_all(space: Dims, axes: tuple[int, ...]) -> bool:
+    return all(a in axes or d == 1 for a, d in enumerate(space))
+
+
+def _of_rows_or_columns(space: Dims, axes: tuple[int, ...]) -> bool:
+    """One of the last two dims is reduced, and of the batch all or nothing."""
+    last = len(space) - 2
+    batch = {a for a in range(last) if space[a] > 1}
+    return (last in axes) != (last + 1 in axes) and (batch <= set(axes) or not batch & set(axes))
+
+
+def of_all(graph: OperationGraph, node: Node) -> bool:
+    """Whether a reduction node reduces all values of its input to one."""
+    return _of_all(graph.tensors[node.input_ids[0]].dim, reduced_axes(graph, node))
 
 
 def _broadcasts(dim: Dims, space: Dims) -> bool:

@@ -12,7 +12,7 @@ import re
 from itertools import combinations
 from typing import Any
 
-from graphdnn.codegen.spec import PointerParam, Source
+from graphdnn.codegen.spec import DescriptorParam, PointerParam, Source
 from graphdnn.errors import BuildError, explain
 from graphdnn.targets.cpu_object import ObjectCode, host_cpu, host_key
 
@@ -58,6 +58,7 @@ def _lower(function: Any, source: Source) -> tuple[Any, str]:
     types: Any = numba.core.types
     arguments = [types.int64, types.int64]
     for param in source.spec.params:
+        assert not isinstance(param, DescriptorParam), f"{source.entry}: a CPU kernel has no TMA descriptor"
         arguments.append(types.CPointer(getattr(types, param.storage)) if isinstance(param, PointerParam) else getattr(types, param.type))
     flags = Flags()
     cpu_target.options.parse_as_flags(flags, {"nopython": True, "error_model": "numpy"})

@@ -62,7 +62,7 @@ class _Call(_Step):
             assert isinstance(last, Constant) and last.type == "int64", f"{spec.name}: a panel's kernel ends with an int64 Constant, not {last}"
         self._name, self._call, self._kernel = spec.name, kernel.call, kernel
         self._grid, self._grain = launch.grid, max(1, launch.grain)
-        types = ["pointer" if isinstance(p, PointerParam) else p.type for p in spec.params]
+        types = ["pointer" if isinstance(p, PointerParam) else str(getattr(p, "type", "")) for p in spec.params]
         self._pack = struct.Struct("=" + "".join(_SLOTS[t] for t in types)).pack
         self._values: list[Any] = [_number(a.value, a.type) if isinstance(a, Constant) else 0 for a in launch.args]
         self._tensors = _slots(launch.args, "tensor")

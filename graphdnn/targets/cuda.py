@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphdnn import env
-from graphdnn.codegen.spec import Binary, Param, PointerParam, Recipe, Source
+from graphdnn.codegen.spec import Binary, DescriptorParam, KernelSpec, Param, PointerParam, Recipe, Source
 from graphdnn.device import split_arch
 from graphdnn.errors import BuildError, explain
 from graphdnn.targets import cuda_toolchain as toolchain
@@ -106,7 +106,7 @@ def _numba_ptx(source: Source, arch: str, lineinfo: bool) -> str:
         for category in (NumbaWarning, NumbaCudaWarning):
             warnings.simplefilter("ignore", category)
         try:
-            signature = types.void(*(_numba_type(types, p) for p in spec.params))
+            signature = types.void(*(_numba_type(types, i, p) for i, p in enumerate(spec.params)))
             ptx, _ = cuda.compile(
                 _function(source, lineinfo),
                 signature,
@@ -136,9 +136,13 @@ def _compiler_error(source: Source, arch: str, exc: Exception) -> BuildError:
     )
 
 
-def _numba_type(types: Any, param: Param) -> Any:
+def _numba_type(types: Any, index: int, param: Param) -> Any:
     if isinstance(param, PointerParam):
         return types.CPointer(getattr(types, param.storage))
+    if isinstance(param, DescriptorParam):
+        from graphdnn.intrinsics.lower_ptx import DescriptorType
+
+        return DescriptorType(index)
     return getattr(types, param.type)
 
 
@@ -171,12 +175,34 @@ def _finish_ptx(ptx: str, source: Source) -> str:
     """Every change to numba's PTX, in order: the entry gets its stable name, numba's environment variable, which nothing reads, goes, and shared
     arrays are numbered from 0. All of these carry a count of what the process compiled before, so equal kernels would differ.
 
-    A kind of parameter that numba cannot declare (a TMA descriptor by value) is declared as integers and rewritten here.
+    A kind of parameter that numba cannot declare (a TMA descriptor by value) is declared as integers and rewritten here; so is a cluster.
     """
     found = re.search(r"\.entry\s+([\w$]+)\s*\(", ptx)
     if found is None:
         raise BuildError(explain(f"no entry in the PTX of kernel '{source.entry}'", expected="one .entry", found=ptx[:500]))
-    ptx = ptx.replace(found[1], source.entry)
+    ptx = _descriptors(ptx.replace(found[1], source.entry), source.spec)
+    if source.spec.cluster > 1:
+        ptx = re.sub(r"^(\.maxntid .*)$", rf".explicitcluster\n.reqnctapercluster {source.spec.cluster}, 1, 1\n\1", ptx, count=1, flags=re.MULTILINE)
     ptx = re.sub(r"^\.common \.global .*NumbaEnv.*;\n", "", ptx, flags=re.MULTILINE)
     numbers: dict[str, int] = {}
     return re.sub(r"\b_cudapy_smem_(\d+)\b", lambda m: f"{source.entry}_shared_{numbers.setdefault(m[1], len(numbers))}", ptx)
+
+
+def _descriptors(ptx: str, spec: KernelSpec) -> str:
+    """Each run of words that stands for a descriptor as one parameter, aligned as the TMA unit needs it, and its name where the text asks for it."""
+    if not any(isinstance(p, DescriptorParam) for p in spec.params):
+        return ptx
+    from graphdnn.intrinsics.lower_ptx import DESCRIPTOR_WORDS, MAP_MARK
+
+    place = 0
+    for index, param in enumerate(spec.params):
+        name = f"{spec.name}_param_{place}"
+        if not isinstance(param, DescriptorParam):
+            place += 1
+            continue
+        words = r",\s*".join(rf"\.param \.u64 {spec.name}_param_{place + i}" for i in range(DESCRIPTOR_WORDS))
+        ptx, count = re.subn(words + r"\b", f".param .align 64 .b8 {name}[{8 * DESCRIPTOR_WORDS}]", ptx)
+        assert count == 1, f"descriptor parameter {param.name} of {spec.name} is not declared as {DESCRIPTOR_WORDS} words"
+        ptx = re.sub(rf"\b{MAP_MARK}{index}\b", name, ptx)
+        place += DESCRIPTOR_WORDS
+    return ptx

@@ -16,10 +16,26 @@ from operator import itemgetter
 from typing import Any
 
 from graphdnn import _libcuda
-from graphdnn.codegen.spec import Binary, Buffer, Constant, KernelSpec, Launch, Memset, Panels, PointerParam, Recipe, TensorScalar
+from graphdnn.codegen.spec import (
+    Arg,
+    Binary,
+    Buffer,
+    Constant,
+    DescriptorParam,
+    KernelSpec,
+    Launch,
+    Memset,
+    Panels,
+    PointerParam,
+    Recipe,
+    ScalarParam,
+    TensorMap,
+    TensorScalar,
+)
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets.base import Executable
-from graphdnn.targets.cuda_driver import load_function, primary_context, resolve_device
+from graphdnn.targets.cuda_driver import activated, load_function, primary_context, resolve_device
+from graphdnn.targets.cuda_maps import Descriptor, encode
 
 _FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
 _MAX_GRID = 2**31 - 1
@@ -66,7 +82,7 @@ class _Slots:
 class _Block:
     """Values of one call and everything that points to them; used by one call at a time."""
 
-    __slots__ = ("_stream_value", "address", "calls", "configs", "context", "context_ref", "keep", "memory", "pointers", "stream")
+    __slots__ = ("_stream_value", "address", "calls", "configs", "context", "context_ref", "descriptors", "keep", "memory", "pointers", "stream")
 
     def __init__(self, slots: _Slots) -> None:
         self.memory = ctypes.create_string_buffer(8 * (slots.pointers + len(slots.scalars)) or 8)
@@ -77,6 +93,7 @@ class _Block:
         self.configs: list[_LaunchConfig] = []
         self.calls: list[tuple[Any, tuple[Any, ...]]] = []
         self.keep: list[Any] = []
+        self.descriptors: list[Descriptor] = []
         self.stream = ctypes.c_void_p(0)
         self._stream_value = 0
 
@@ -108,6 +125,7 @@ class CudaExecutable(Executable):
         self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self._slots.scalars))
         self._tensors = _getter(self._slots.tensors)
         self._constants = _Constants()
+        self._maps = self._encoded()
         self._launch = self._driver.function("cuLaunchKernelEx")
         self._memset = self._driver.function("cuMemsetD8Async")
         self._current = self._driver.new_function("cuCtxGetCurrent")
@@ -155,6 +173,8 @@ class CudaExecutable(Executable):
             if slots.workspace:
                 values += tuple([workspace + offset for offset in slots.workspace])
             block.pointers[:] = values
+            for descriptor in block.descriptors:
+                descriptor.move(self._driver, values[descriptor.slot])
         except KeyError as exc:
             raise _missing(exc.args[0], "address") from None
         except TypeError:
@@ -190,17 +210,30 @@ class CudaExecutable(Executable):
     def _prepare(self, step: Launch, block: _Block) -> tuple[int, int, int, None]:
         """Arguments of cuLaunchKernelEx for a launch whose parameters lie in ``block``."""
         spec = self._recipe.kernels[step.kernel]
-        addresses = [
-            self._constants.address(arg, param)
-            if isinstance(arg, Constant)
-            else block.address + 8 * self._slots.position(arg, getattr(param, "type", ""))
-            for arg, param in zip(step.args, spec.params, strict=True)
-        ]
+        addresses = [self._place(arg, getattr(param, "type", ""), block) for arg, param in zip(step.args, spec.params, strict=True)]
         parameters = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
         config = _LaunchConfig((step.grid, 1, 1), (spec.block, 1, 1), self._dynamic[step.kernel], 0, None, 0)
         block.configs.append(config)
         block.keep.append(parameters)
         return ctypes.addressof(config), self._functions[step.kernel], ctypes.addressof(parameters), None
+
+    def _place(self, arg: Arg, type: str, block: _Block) -> int:
+        """Where the value of an argument lies."""
+        if isinstance(arg, Constant):
+            return self._constants.address(arg, type)
+        if isinstance(arg, TensorMap):
+            descriptor = Descriptor(self._driver, self._maps[arg], self._slots.position(arg.buffer, ""))
+            block.descriptors.append(descriptor)
+            return descriptor.address
+        return block.address + 8 * self._slots.position(arg, type)
+
+    def _encoded(self) -> dict[TensorMap, bytes]:
+        """The descriptors of all launches."""
+        wanted = dict.fromkeys(a for s in self._steps if isinstance(s, Launch) for a in s.args if isinstance(a, TensorMap))
+        if not wanted:
+            return {}
+        with activated(self._context):
+            return {m: encode(self._driver, m) for m in wanted}
 
     def _describe(self, number: int, stream: int) -> str:
         step = self._steps[number]
@@ -231,9 +264,9 @@ def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> N
     elif len(step.args) != len(spec.params):
         expected, found = f"{len(spec.params)} arguments", str(len(step.args))
     for arg, param in zip(step.args, spec.params, strict=False):
-        if isinstance(param, PointerParam) != isinstance(arg, Buffer):
+        if isinstance(param, PointerParam) != isinstance(arg, Buffer) or isinstance(param, DescriptorParam) != isinstance(arg, TensorMap):
             expected, found = f"a {type(param).__name__} for parameter {param.name}", repr(arg)
-        elif not isinstance(param, PointerParam) and param.type not in _FORMATS:
+        elif isinstance(param, ScalarParam) and param.type not in _FORMATS:
             expected, found = f"parameter {param.name} of type {', '.join(_FORMATS)}", param.type
     if expected:
         raise ExecutionError(explain(f"{rule}: kernel '{spec.name}'", expected=expected, found=found))
@@ -249,9 +282,9 @@ class _Constants:
     def __init__(self) -> None:
         self._kept: dict[bytes, Any] = {}
 
-    def address(self, arg: Constant, param: Any) -> int:
+    def address(self, arg: Constant, type: str) -> int:
         """Address of the constant in the type of its parameter."""
-        bits = _bits(arg.value, param.type)
+        bits = _bits(arg.value, type)
         memory = self._kept.setdefault(bits, ctypes.create_string_buffer(bits, 8))
         return ctypes.addressof(memory)
 
@@ -275,7 +308,8 @@ def _collect(steps: Sequence[Any], kernels: Sequence[KernelSpec]) -> _Slots:
             if isinstance(step, Memset)
             else [(a, getattr(p, "type", "")) for a, p in zip(step.args, kernels[step.kernel].params, strict=True)]
         )
-        for arg, type in pairs:
+        for given, type in pairs:
+            arg = given.buffer if isinstance(given, TensorMap) else given
             if isinstance(arg, TensorScalar):
                 scalars[(arg.index, type)] = None
             elif isinstance(arg, Buffer) and arg.kind == "workspace":

@@ -18,7 +18,22 @@ from types import CodeType, TracebackType
 from typing import Any
 
 from graphdnn import intrinsics
-from graphdnn.codegen.spec import Arg, Binary, Buffer, Constant, KernelSpec, Launch, Memset, Param, PointerParam, Recipe, Source, TensorScalar
+from graphdnn.codegen.spec import (
+    Arg,
+    Binary,
+    Buffer,
+    Constant,
+    DescriptorParam,
+    KernelSpec,
+    Launch,
+    Memset,
+    Param,
+    PointerParam,
+    Recipe,
+    Source,
+    TensorMap,
+    TensorScalar,
+)
 from graphdnn.errors import BuildError, explain
 from graphdnn.intrinsics.errors import SimulationError
 from graphdnn.targets.base import Executable, Target
@@ -165,9 +180,29 @@ class SimulatorExecutable(Executable):
                     f"parameter '{param.name}': the kernel relies on an alignment of {param.alignment} bytes, got address {address:#x}"
                 )
             return Pointer(param.name, param.storage, address, span, param.written)
+        if isinstance(param, DescriptorParam) and isinstance(arg, TensorMap):
+            return _descriptor(param.name, arg, *self._locate(arg.buffer, pointers, workspace))
         if isinstance(arg, TensorScalar | Constant) and getattr(param, "type", None) == arg.type:
             return TYPES[arg.type](scalars[arg.index] if isinstance(arg, TensorScalar) else arg.value)
         raise SimulationError(f"parameter {param} cannot be given {arg}")
+
+
+def _descriptor(name: str, arg: TensorMap, address: int, span: tuple[int, int] | None) -> Any:
+    """The model of a TMA descriptor: a checked view of the tensor's memory."""
+    import numpy as np
+
+    from graphdnn.dtypes import info
+    from graphdnn.intrinsics import simasync
+
+    if address % 16 or any(s % 16 for s in arg.strides):
+        raise SimulationError(f"parameter '{name}': address {address:#x} and strides {arg.strides} must be multiples of 16 bytes")
+    size = info(arg.dtype).bits // 8
+    strides = (size, *arg.strides)
+    need = size + sum((d - 1) * s for d, s in zip(arg.dims, strides, strict=True))
+    if span is not None and not span[0] <= address <= span[1] - need:
+        raise SimulationError(f"parameter '{name}': dims {arg.dims} and strides {strides} reach past the tensor's memory")
+    memory: Any = (ctypes.c_char * need).from_address(address)
+    return simasync.TensorMap(np.ndarray(arg.dims[::-1], f"u{size}", memory, strides=strides[::-1]), arg.box, arg.swizzle)
 
 
 def _report(kernel: _Kernel, failure: BaseException, block: int, thread: int) -> None:

@@ -156,5 +156,18 @@ class FakeCuda:
         values = [kind.from_address(place).value for kind, place in zip(kinds, places, strict=True)]
         self.log.append(("launch", name, tuple(launch.grid), tuple(launch.block), launch.shared, launch.stream or 0, values, self.stack[-1]))
 
+    def cuTensorMapEncodeTiled(self, out: int, *what: int) -> None:
+        kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill = what
+        wide, narrow = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+        assert out % 64 == 0 and list(narrow.from_address(steps)) == [1] * rank and (interleave, fill) == (0, 0)
+        outer = (ctypes.c_uint64 * (rank - 1)).from_address(strides)
+        self.log.append(("encode", kind, list(wide.from_address(dims)), list(outer), list(narrow.from_address(box)), swizzle))
+        _write(out, address)
+        _write(out + 8, len(self.log))
+
+    def cuTensorMapReplaceAddress(self, out: int, address: int) -> None:
+        self.log.append(("move", address))
+        _write(out, address)
+
     def cuMemsetD8Async(self, address: Any, value: int, nbytes: int, stream: Any) -> None:
         self.log.append(("memset", _int(address), value, nbytes, _int(stream)))
