@@ -162,8 +162,8 @@ class Lanes:
 
 
 def lane_width(tape: Tape, graph: OperationGraph, j: Var, limit: int = 16) -> int:
-    """Elements of ``j`` that one 16-byte access of the widest contiguous tensor covers, fewer where the largest tensors would not stay aligned from row
-    to row: neighbouring threads that take single elements read better than lanes that do not fit a vector."""
+    """Elements of ``j`` that one 16-byte access of the widest contiguous tensor covers, fewer where the largest tensors would not stay aligned from
+    row to row: neighbouring threads that take single elements read better than lanes that do not fit a vector."""
     accesses = [i for i in tape.items if isinstance(i, (Load, Store))]
     wide = [i for i in accesses if not i.guards and i.offset.coefficient(j) == 1]
     bits = [info(graph.tensors[i.tensor].dtype).bits for i in wide]

@@ -12,6 +12,7 @@ from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import data_type, info
+from graphdnn.engines import subbyte
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
@@ -72,7 +73,9 @@ class Engine(ABC):
     @final
     def lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         """Kernels and steps. ``memory``: a buffer for every tensor that it reads or stores; scratch is ``Buffer("workspace", -1, offset)``."""
-        return self._lower(graph, region, device, knobs, memory)
+        packed = subbyte.outputs(graph, region)
+        recipe = self._lower(graph, region, device, knobs, subbyte.unpacked(memory, packed) if packed else memory)
+        return subbyte.packing(graph, packed, recipe, memory, device.kind == "cpu") if packed else recipe
 
     def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
         """Names of numerical_note members that hold for this kernel."""
@@ -124,7 +127,11 @@ def _touched(graph: OperationGraph, tensor: int) -> int:
 
 def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
     """Bytes that the region must read and write, each tensor once."""
-    read = sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.reads if not (graph.tensors[t].by_value or graph.tensors[t].constant))
+    read = sum(
+        element_bytes(graph.tensors[t].dtype, _touched(graph, t))
+        for t in region.reads
+        if not (graph.tensors[t].by_value or graph.tensors[t].constant)
+    )
     return read, sum(element_bytes(graph.tensors[t].dtype, _touched(graph, t)) for t in region.stores)
 
 
@@ -183,13 +190,3 @@ def power_of_two(n: int) -> int:
 def ceil_div(a: int, b: int) -> int:
     """Ceiling of a / b."""
     return -(-a // b)
-
-
-def no_packed_outputs(graph: OperationGraph, region: Region) -> Status:
-    """Rejects sub-byte outputs: two neighbours share a byte, and two threads would have to write it."""
-    for t in region.stores:
-        if info(graph.tensors[t].dtype).bits < 8:
-            return reject(
-                f"output '{graph.tensors[t].name}' is {graph.tensors[t].dtype.name}: two elements share a byte. Use a type of 8 bits or more"
-            )
-    return OK

@@ -10,7 +10,7 @@ from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import info
 from graphdnn.engines import matmul_cpu, matmul_cuda
-from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, no_packed_outputs, placeholder, roofline
+from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, placeholder, roofline
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import take_apart
 from graphdnn.ir.opgraph import OperationGraph
@@ -37,13 +37,12 @@ class MatmulSimt(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "matmul":
             return reject(f"matmul_simt: the region has no matmul as its anchor ({region.kind})")
-        status = no_packed_outputs(graph, region)
         for i in region.epilogue_reductions:
             if not of_all(graph, graph.nodes[i]):
                 return reject(
                     f"matmul_simt: reduction '{graph.nodes[i].name}' is not of all results; matmul_simt has no partial sums of rows or columns"
                 )
-        return status and fits(lambda: take_apart(graph, region, placeholder(region), False))
+        return fits(lambda: take_apart(graph, region, placeholder(region), False))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":

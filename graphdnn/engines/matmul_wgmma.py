@@ -9,7 +9,7 @@ from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.device import DeviceProps
 from graphdnn.engines import matmul_parts, wgmma_cuda
-from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, header, no_packed_outputs, placeholder, traffic
+from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, header, placeholder, traffic
 from graphdnn.engines.wgmma_cuda import WgmmaTile
 from graphdnn.engines.wgmma_parts import BK, WgmmaParts, take_apart
 from graphdnn.ir.opgraph import OperationGraph
@@ -40,9 +40,6 @@ class MatmulWgmma(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "matmul":
             return reject(f"matmul_wgmma: the region has no matmul as its anchor ({region.kind})")
-        status = no_packed_outputs(graph, region)
-        if not status:
-            return status
         try:
             parts = self._parts(graph, region, placeholder(region))
         except TapeTooLong as error:

@@ -12,7 +12,7 @@ from graphdnn.codegen.dialect import IndexWriter, decompose, index_type
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Recipe
 from graphdnn.codegen.tape import Tape, TapeBuilder
 from graphdnn.device import DeviceProps
-from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, no_packed_outputs, roofline
+from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, roofline
 from graphdnn.engines.space import nest, priority, store_broadcast, variables
 from graphdnn.ir.index import Var
 from graphdnn.ir.opgraph import OperationGraph
@@ -47,8 +47,7 @@ class Pointwise(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "pointwise":
             return reject(f"pointwise: the region has an anchor ({region.kind})")
-        status = no_packed_outputs(graph, region)
-        return status and fits(lambda: self._tape(graph, region))
+        return fits(lambda: self._tape(graph, region))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":

@@ -8,7 +8,7 @@ from typing import ClassVar
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.engines import reduction_cpu, reduction_cuda
-from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, no_packed_outputs, placeholder, roofline
+from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, placeholder, roofline
 from graphdnn.engines.reduction_cpu import ReductionCpu
 from graphdnn.engines.reduction_cuda import ReductionCuda
 from graphdnn.engines.reduction_parts import take_apart
@@ -26,8 +26,7 @@ class Reduction(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "reduction":
             return reject(f"reduction: the region has no reduction as its anchor ({region.kind})")
-        status = no_packed_outputs(graph, region)
-        return status and fits(lambda: take_apart(graph, region, placeholder(region), False))
+        return fits(lambda: take_apart(graph, region, placeholder(region), False))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         parts = take_apart(graph, region, placeholder(region), device.kind == "cpu")

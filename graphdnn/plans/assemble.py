@@ -7,10 +7,11 @@ bytes and share memory where their lifetimes (in regions) do not meet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Launch, Matrix, Memset, Panels, Recipe, Step, TensorMap
+from graphdnn.codegen.recipes import mapped
+from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Launch, Memset, Panels, Recipe, Step, TensorMap
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -107,23 +108,7 @@ def _step(step: Step, numbers: Sequence[int], base: int) -> Step:
     def buffer(b: Buffer) -> Buffer:
         return Buffer("workspace", 0, b.offset + base) if b.kind == "workspace" and b.index == SCRATCH else b
 
-    def argument(a: Arg) -> Arg:
-        if isinstance(a, Buffer):
-            return buffer(a)
-        return replace(a, buffer=buffer(a.buffer)) if isinstance(a, TensorMap) else a
-
-    def launch(x: Launch) -> Launch:
-        return replace(x, kernel=numbers[x.kernel], args=tuple(map(argument, x.args)))
-
-    def matrix(m: Matrix) -> Matrix:
-        return replace(m, buffer=buffer(m.buffer))
-
-    if isinstance(step, Memset):
-        return replace(step, buffer=buffer(step.buffer))
-    if isinstance(step, Launch):
-        return launch(step)
-    pack_a, pack_b = (x and launch(x) for x in (step.pack_a, step.pack_b))
-    return replace(step, a=matrix(step.a), b=matrix(step.b), panel=matrix(step.panel), epilogue=launch(step.epilogue), pack_a=pack_a, pack_b=pack_b)
+    return mapped(step, buffer, numbers.__getitem__)
 
 
 def launches(recipe: Recipe) -> list[Launch]:

@@ -1,0 +1,30 @@
+"""Recipes as data: a step with its buffers and kernel numbers changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from graphdnn.codegen.spec import Arg, Buffer, Launch, Matrix, Memset, Step, TensorMap
+
+
+def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int], int] = lambda number: number) -> Step:
+    """``step`` with every buffer and every kernel number changed."""
+
+    def argument(a: Arg) -> Arg:
+        if isinstance(a, Buffer):
+            return buffer(a)
+        return replace(a, buffer=buffer(a.buffer)) if isinstance(a, TensorMap) else a
+
+    def launch(x: Launch) -> Launch:
+        return replace(x, kernel=kernel(x.kernel), args=tuple(map(argument, x.args)))
+
+    def matrix(m: Matrix) -> Matrix:
+        return replace(m, buffer=buffer(m.buffer))
+
+    if isinstance(step, Memset):
+        return replace(step, buffer=buffer(step.buffer))
+    if isinstance(step, Launch):
+        return launch(step)
+    pack_a, pack_b = (x and launch(x) for x in (step.pack_a, step.pack_b))
+    return replace(step, a=matrix(step.a), b=matrix(step.b), panel=matrix(step.panel), epilogue=launch(step.epilogue), pack_a=pack_a, pack_b=pack_b)
