@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 
 import graphdnn
 from graphdnn import reference
@@ -113,8 +112,8 @@ def assert_close(name: str, got: Array, value: Array, bound: Array, dtype: data_
     wrong = reference.mismatches(got, value, bound)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        worst = f"found {got[at]!r}, expected {value[at]!r} within {bound[at]:.3g}"
-        pytest.fail(f"'{name}' ({dtype.name} {list(got.shape)}): {int(wrong.sum())} of {got.size} elements are wrong, first at {list(at)}: {worst}")
+        worst = f"first at {list(at)}: found {got[at]!r}, expected {value[at]!r} within {bound[at]:.3g}"
+        raise AssertionError(f"'{name}' ({dtype.name} {list(got.shape)}): {int(wrong.sum())} of {got.size} elements are wrong, {worst}")
     return int(np.isinf(bound).sum())
 
 

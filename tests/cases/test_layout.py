@@ -47,7 +47,13 @@ def test_L1_other_broadcasts(device, dims, stride):
 
 def test_L1_broadcast_on_both_sides(device):
     data = {"a": given([[[1], [2]]]), "b": given([[[10, 20]]])}
-    got = check_graph(_add((1, 2, 1), (2, 1, 7), (1, 1, 2), (9, 4, 1)), device, data=data, graph=FLOAT).outputs["y"]
+
+    def build(g):
+        a = g.tensor(dim=(1, 2, 1), stride=(2, 1, 7), name="a")
+        b = g.tensor(dim=(1, 1, 2), stride=(9, 4, 1), name="b")
+        g.add(a, b).set_name("y").set_output(True).set_stride([4, 2, 1])
+
+    got = check_graph(build, device, data=data, graph=FLOAT).outputs["y"]
     assert got.tolist() == [[[11, 21], [12, 22]]]
 
 

@@ -16,7 +16,7 @@ from graphdnn.ir import layout
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION
 from tests.fuzz.program import Dims, Input, Op, Program
-from tests.fuzz.shapes import Limits, Shapes, overlaps
+from tests.fuzz.shapes import USUAL, Limits, Shapes, overlaps
 from tests.helpers import Data
 
 FLOATS = ("FLOAT", "FLOAT", "FLOAT", "HALF", "BFLOAT16", "DOUBLE", "FP8_E4M3", "FP8_E5M2")
@@ -349,6 +349,6 @@ def _kind(dtype: str) -> str:
     return "i" if dtype.startswith(("INT", "UINT", "BOOL")) else "f"
 
 
-def generate(seed: int, limits: Limits = Limits()) -> Program:
+def generate(seed: int, limits: Limits = USUAL) -> Program:
     """The program of ``seed``, before repair."""
     return Generator(seed, limits).program()

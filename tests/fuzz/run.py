@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
-from tests.fuzz.shapes import SMALL, Limits
+from tests.fuzz.shapes import SMALL, USUAL, Limits
 from tests.fuzz.shrink import shrink
 
 BATCH = 200
@@ -43,7 +43,7 @@ class Result:
 
 def limits_for(device: str) -> Limits:
     """Sizes that suit the device."""
-    return SMALL if device == "cudasim" else Limits()
+    return SMALL if device == "cudasim" else USUAL
 
 
 def run_seed(seed: int, device: str) -> Result:

@@ -23,6 +23,7 @@ class Limits:
     long: bool = True
 
 
+USUAL = Limits()
 SMALL = Limits(elements=48, work=400, ops=4, rank=4, long=False)
 """For the simulator, which runs a Python thread per CUDA thread."""
 
