@@ -18,11 +18,17 @@ Number = Any
 
 
 def nan_pick(op: str) -> Callable[[Emit, Value, Value], Value]:
-    """Larger or smaller of two, NaN if either is. On CUDA one instruction in float32 (max.NaN, sm_80 and later)."""
+    """Larger or smaller of two, NaN if either is. On CUDA one instruction in float32 (max.NaN, sm_80 and later).
+
+    On a CPU llvm.maximum / llvm.minimum, which LLVM vectorizes as a reduction; a chain of compares and selects, as an unrolled reduction makes
+    it, takes LLVM 20 exponential time (36 in a row: over a minute).
+    """
 
     def form(o: Emit, a: Value, b: Value) -> Value:
         if o.target == "cuda" and a.real and a.bits == 32:
             return o.ptx(f"{op}.NaN.f32 $0, $1, $2;", "=f,f,f", "f32", a, b)
+        if o.target == "cpu" and a.real:
+            return o.call(f"llvm.{op}imum.f{a.bits}", a.type, a, b)
         first = a > b if op == "max" else a < b
         if a.real:
             first = first | a.isnan()
