@@ -16,6 +16,7 @@ import pytest
 
 import graphdnn
 from graphdnn import data_type
+from tests.buffers import Guarded
 from tests.helpers import built
 
 F32 = data_type.FLOAT
@@ -24,17 +25,15 @@ ROOT = str(Path(__file__).resolve().parents[2])
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
 
 
-def _run(make, x=X, shape=None, dtype=np.float32, **kwargs):
-    """Build ``make(g, x)`` on the CPU and run it on ``x``; the output and the keys of the kernels."""
+def _run(make, x=X, **kwargs):
+    """Build ``make(g, x)`` on the CPU, run it on ``x`` and give the output."""
     g = graphdnn.pygraph(device="cpu", **(FLOAT | kwargs))
     t = g.tensor(dim=list(x.shape), layout="row", data_type=x.dtype, name="x")
     y = make(g, t).set_output(True)
     built(g)
-    shape = tuple(y.get_dim()) if shape is None else shape
-    out = np.full(shape, np.nan, np.float32) if dtype is np.float32 else np.zeros(shape, dtype)
-    strided = np.lib.stride_tricks.as_strided(out, shape, [s * out.itemsize for s in y.get_stride()])
-    g.execute({t: x, y: strided}, np.empty(g.get_workspace_size(), np.uint8))
-    return strided.copy()
+    out = Guarded.make(tuple(y.get_dim()), tuple(y.get_stride()), F32)
+    g.execute({t: x, y: out.numpy_view()}, np.empty(g.get_workspace_size(), np.uint8))
+    return out.read()
 
 
 PAIRS = {
