@@ -182,13 +182,13 @@ class pygraph(PointwiseOps, StructuredOps, Copies, Planning):
 
     def build_operation_graph(self) -> None:
         """Validate, resolve every data type, assign uids, and freeze the graph. BuildError where a data type cannot be known."""
-        from graphdnn.passes import canonicalize, check
+        from graphdnn.passes import canonicalize, check, expand
 
         self.validate()
         self._changed()
         with self._step() as before:
             check.check(self._nodes)
-            opgraph, _ = canonicalize.canonicalize(self._nodes, list(self._tensors), self._name)
+            opgraph, _ = canonicalize.canonicalize(expand.expand(self._nodes), list(self._tensors), self._name)
         self._filled += Snapshot(self).changes_since(before)
         self._opgraph = opgraph
         self._lint()

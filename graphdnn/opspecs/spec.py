@@ -11,7 +11,9 @@ from graphdnn.ir.node import Node, NodeDecl
 if TYPE_CHECKING:
     import numpy as np
 
-Role = Literal["pointwise", "movement", "reduction", "matmul"]
+    from graphdnn.opspecs.expansion import Expansion
+
+Role = Literal["pointwise", "movement", "reduction", "matmul", "composite"]
 Reference = Callable[..., "list[np.ndarray[Any, Any]]"]
 
 
@@ -25,6 +27,7 @@ class OpSpec:
     ``reference(node, dims, arrays)``: NumPy result. ``dims``: dims of each output; ``arrays``: logical input arrays in input port order, already in
     the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64; movement ops get them
     rounded to the output's dtype); returns one array per output.
+    ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
     """
 
     tag: str
@@ -36,3 +39,4 @@ class OpSpec:
     reference: Callable[[Node, list[tuple[int, ...]], list[Any]], list[Any]]
     optional: tuple[str, ...] = ()
     attrs: tuple[str, ...] = ()
+    expand: Callable[[Expansion], None] | None = None

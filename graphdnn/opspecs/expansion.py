@@ -1,0 +1,103 @@
+"""What composite ops are written with: pointwise, reduction, matmul and movement nodes.
+
+An op whose spec has ``expand`` is written as a small graph through an :class:`Expansion`. Intermediate values have the node's compute type, so that
+nothing is rounded in between that the op's definition does not round; the last step writes the op's own output tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphdnn.dtypes import compute_carrier, data_type
+from graphdnn.ir import layout
+from graphdnn.ir.node import NodeDecl
+from graphdnn.ir.tensor import Dims, TensorDecl
+from graphdnn.opspecs.shapes import broadcast_dims
+
+
+class Expansion:
+    """Collects the nodes that one composite node stands for. Every method returns the tensor it calculates: ``out`` if given, else a new virtual one
+    of the node's compute type (or ``dtype``)."""
+
+    def __init__(self, node: NodeDecl) -> None:
+        """Of ``node``, whose dims and data types are all set."""
+        self.node = node
+        self.compute = compute_carrier(node.compute)
+        self.nodes: list[NodeDecl] = []
+
+    def input(self, port: str) -> TensorDecl:
+        """The tensor at an input port."""
+        return self.node.inputs[port]
+
+    def given(self, port: str) -> TensorDecl | None:
+        """The tensor at an optional input port, or None."""
+        return self.node.inputs.get(port)
+
+    def output(self, port: str) -> TensorDecl | None:
+        """The tensor at an output port; None if the node does not have it."""
+        return self.node.outputs.get(port)
+
+    def constant(self, value: float | int, rank: int, dtype: data_type | None = None) -> TensorDecl:
+        """A number baked into the kernel, with ``rank`` dims of 1."""
+        ones = (1,) * rank
+        return TensorDecl(dim=ones, stride=ones, dtype=dtype or self.compute, by_value=True, constant=True, value=value)
+
+    def pointwise(self, mode: str, *inputs: TensorDecl, out: TensorDecl | None = None, dtype: data_type | None = None, **attrs: Any) -> TensorDecl:
+        """A pointwise op over the broadcast of its inputs."""
+        dim: Dims = ()
+        for t in inputs:
+            dim = _broadcast(dim, _dims(t))
+        ports = {f"IN_{i}": t for i, t in enumerate(inputs)}
+        return self.add("POINTWISE", ports, dim, {"mode": mode, **attrs}, ("OUT_0", out), dtype)
+
+    def reduction(self, mode: str, x: TensorDecl, axes: Sequence[int], out: TensorDecl | None = None, dtype: data_type | None = None) -> TensorDecl:
+        """Reduce ``axes``, which keep extent 1."""
+        gone = {a % len(_dims(x)) for a in axes}
+        dim = tuple(1 if a in gone else d for a, d in enumerate(_dims(x)))
+        attrs = {"mode": mode, "axes": tuple(sorted(gone)), "keepdim": True}
+        return self.add("REDUCTION", {"X": x}, dim, attrs, ("Y", out), dtype)
+
+    def matmul(self, a: TensorDecl, b: TensorDecl, out: TensorDecl | None = None, dtype: data_type | None = None) -> TensorDecl:
+        """a @ b over the last two dims, batch dims broadcast."""
+        left, right = _dims(a), _dims(b)
+        dim = (*_broadcast(left[:-2], right[:-2]), left[-2], right[-1])
+        return self.add("MATMUL", {"A": a, "B": b}, dim, {}, ("C", out), dtype)
+
+    def reshape(self, x: TensorDecl, dim: Dims, out: TensorDecl | None = None) -> TensorDecl:
+        """The same elements in row-major order."""
+        return self.add("RESHAPE", {"X": x}, dim, {"reshape_mode": "LOGICAL"}, ("Y", out), x.dtype)
+
+    def transpose(self, x: TensorDecl, permutation: Sequence[int], out: TensorDecl | None = None) -> TensorDecl:
+        """Axes permuted."""
+        dim = tuple(_dims(x)[p] for p in permutation)
+        return self.add("TRANSPOSE", {"X": x}, dim, {"permutation": tuple(permutation)}, ("Y", out), x.dtype)
+
+    def add(
+        self,
+        op: str,
+        inputs: dict[str, TensorDecl],
+        dim: Dims,
+        attrs: dict[str, Any],
+        target: tuple[str, TensorDecl | None],
+        dtype: data_type | None = None,
+    ) -> TensorDecl:
+        """Any node with one output, at port ``target[0]``."""
+        port, out = target
+        if out is None:
+            out = TensorDecl(dim=dim, stride=layout.packed(dim), dtype=dtype or self.compute, virtual=True)
+            out.name = f"{self.node.name}.{len(self.nodes)}"
+        assert _dims(out) == tuple(dim), f"{op} in the expansion of {self.node.op} '{self.node.name}' gives {dim}, its output has {out.dim}"
+        self.nodes.append(NodeDecl(op, f"{self.node.name}.{len(self.nodes)}", inputs, {port: out}, attrs, self.compute))
+        return out
+
+
+def _dims(t: TensorDecl) -> Dims:
+    assert t.dim is not None, f"tensor '{t.name}' has its dims after infer"
+    return tuple(t.dim)
+
+
+def _broadcast(a: Dims, b: Dims) -> Dims:
+    found = broadcast_dims([a, b])
+    assert isinstance(found, tuple), f"{a} and {b} broadcast"
+    return found
