@@ -133,7 +133,7 @@ def planned(p: Problem, device: str) -> Any:
 
 
 def plan_index(g: Any, config: int | None = None) -> int:
-    """Index of the first plan with one region for the whole graph on the engine, with KERNEL_CFG ``config`` if given; AssertionError if there is none."""
+    """Index of the first plan with one region on the engine, with KERNEL_CFG ``config`` if given; AssertionError if there is none."""
     names = [g.get_plan_name_at_index(i) for i in range(g.get_execution_plan_count())]
     number = r"\d+" if config is None else str(config)
     found = [i for i, n in enumerate(names) if re.fullmatch(rf"(\w+\|)?r0:eng{ENGINE}_k12={number}", n)]
@@ -141,7 +141,9 @@ def plan_index(g: Any, config: int | None = None) -> int:
     return found[0]
 
 
-def check(p: Problem, device: str, config: int | None = None, *, seed: int = 0, runs: int = 2, slack: float = 1.0, data: Mapping[str, Any] | None = None) -> Outcome:
+def check(
+    p: Problem, device: str, config: int | None = None, *, seed: int = 0, runs: int = 2, slack: float = 1.0, data: Mapping[str, Any] | None = None
+) -> Outcome:
     """Run the problem on the engine and compare every output with the reference. ``slack``: what the derived error bounds are multiplied by."""
     g = planned(p, device)
     index = plan_index(g, config)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from graphdnn.codegen.body import lane_width
 from graphdnn.codegen.dialect import index_type
 from graphdnn.codegen.spec import Buffer, TensorMap
-from graphdnn.codegen.tape import Load
-from graphdnn.dtypes import data_type
+from graphdnn.codegen.tape import Load, Store
+from graphdnn.dtypes import data_type, info
 from graphdnn.engines.matmul_parts import MatmulParts, Operand
 from graphdnn.ir.index import Linear, Var
 from graphdnn.ir.node import Node
@@ -90,8 +90,8 @@ def take_apart(parts: MatmulParts, graph: OperationGraph, region: Region) -> Wgm
     if a.dtype is not b.dtype:
         names = " and ".join(f"'{graph.tensors[x.tensor].name}' is {x.dtype.name}" for x in (a, b))
         return reject(f"matmul_wgmma: {names}; wgmma needs both inputs of one type")
-    widths = [lane_width(parts.epilogue, graph, v, 8) for v in (parts.n, parts.m)]
-    swap = widths[1] > widths[0]
+    swap = _contiguous_bytes(parts, graph, parts.m) > _contiguous_bytes(parts, graph, parts.n)
+    width = lane_width(parts.epilogue, graph, parts.m if swap else parts.n, 8)
     reduced = []
     for s in parts.sums:
         kind = _reduced(graph, s.node, graph.tensors[parts.node.output_ids[0]].dim, swap)
@@ -99,7 +99,13 @@ def take_apart(parts: MatmulParts, graph: OperationGraph, region: Region) -> Wgm
             return kind
         reduced.append(kind)
     rows, columns = (b, a) if swap else (a, b)
-    return WgmmaParts(parts, rows, columns, max(max(widths), 2), tuple(reduced))
+    return WgmmaParts(parts, rows, columns, max(width, 2), tuple(reduced))
+
+
+def _contiguous_bytes(parts: MatmulParts, graph: OperationGraph, column: Var) -> int:
+    """Bytes that the epilogue loads and stores in order along ``column``."""
+    accesses = [i for i in parts.epilogue.items if isinstance(i, (Load, Store)) and i.offset.coefficient(column) == 1]
+    return sum(graph.tensors[i.tensor].size * info(graph.tensors[i.tensor].dtype).bits // 8 for i in accesses)
 
 
 def _sizes(parts: MatmulParts, graph: OperationGraph, region: Region) -> Status:

@@ -361,6 +361,11 @@ def shuffle_first(x: int) -> Any:
     return _meet("shuffle_first", x)[1][0]
 
 
+def hidden(x: int) -> Any:
+    """Model of warp.hidden."""
+    return x
+
+
 def select(condition: Any, yes: Any, no: Any) -> Any:
     """Model of warp.select: the type that numba gives."""
     a, b = type_name(yes), type_name(no)

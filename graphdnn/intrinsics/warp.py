@@ -2,6 +2,7 @@
 
 Every thread of the warp takes part in ``warp_sync()``, which orders the warp's accesses to shared memory, ``shuffle_xor(x, mask)``, the ``x`` of lane
 ``lane ^ mask``, and ``shuffle_first(x)``, the ``x`` of lane 0. ``select(c, x, y)``: x if c else y, both calculated.
+``hidden(x)``: x, of which LLVM knows nothing: it does not peel or unroll a loop that counts from there.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def _select(o: Emit, condition: Value, yes: Value, no: Value) -> Value:
     return o.select(condition, yes, no)
 
 
+def _hidden(o: Emit, x: Value) -> Value:
+    return o.ptx("mov.b32 $0, $1;", "=r,r", "i32", x)
+
+
 def _first(o: Emit, x: Value) -> Value:
     return o.value(o.builder.call(_asm("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"), [x.v], attrs=CONVERGENT))
 
@@ -47,6 +52,7 @@ INSTRUCTIONS: tuple[Any, ...] = (
     Instruction("warp_sync", (), "void", _warp_sync, sim.warp_sync),
     Instruction("shuffle_first", ("u32",), "u32", _first, sim.shuffle_first),
     Instruction("shuffle_xor", ("number", "literal"), "number", _shuffle, sim.shuffle_xor),
+    Instruction("hidden", ("u32",), "u32", _hidden, sim.hidden),
     Instruction("select", ("bool", "number", "number"), "number", _select, sim.select),
 )
 """The rows of this file."""
