@@ -184,8 +184,9 @@ def _contiguous(item: Load | Store, graph: OperationGraph, j: Var, width: int) -
     return item.offset.const % width == 0 and all(c % width == 0 and not depends(Linear(((a, c),)), j) for a, c in others)
 
 
-def lanes(tape: Tape, signature: Signature, j: Var, width: int, outer: IndexWriter, inner: IndexWriter) -> Lanes:
-    """Split ``tape`` over lanes. Before the lane loop ``j`` is the first lane's value; in it the variable is named ``jl``."""
+def lanes(tape: Tape, signature: Signature, j: Var, width: int, outer: IndexWriter, inner: IndexWriter, tag: str = "") -> Lanes:
+    """Split ``tape`` over lanes. Before the lane loop ``j`` is the first lane's value; in it the variable is named ``jl``. ``tag``: part of the names
+    of vector arrays, where a kernel has several lane loops."""
     result = Lanes(width)
     lane = {j: variable(Var("jl", j.size))}
     graph = signature.graph
@@ -195,7 +196,7 @@ def lanes(tape: Tape, signature: Signature, j: Var, width: int, outer: IndexWrit
             row = info(graph.tensors[item.tensor].dtype)
             written = isinstance(item, Store)
             rows = result.stores if written else result.loads
-            array = f"{'y' if written else 'x'}{len(rows)}"
+            array = f"{'out' if written else 'in'}{tag}_{len(rows)}"
             rows.append({"array": array, "storage": row.storage, "pointer": signature.pointer(item.tensor, written), "offset": outer(item.offset)})
             result.body.append(
                 f"{array}[l] = {_encoded(graph, item)}" if isinstance(item, Store) else f"{item.name} = {row.decode.format(f'{array}[l]')}"

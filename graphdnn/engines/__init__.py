@@ -15,5 +15,6 @@ from graphdnn.engines.matmul_simt import MatmulSimt
 from graphdnn.engines.matmul_wgmma import MatmulWgmma
 from graphdnn.engines.pointwise import Pointwise
 from graphdnn.engines.reduction import Reduction
+from graphdnn.engines.rows import Rows
 
-ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), MatmulWgmma(), MatmulSimt())
+ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt())

@@ -9,6 +9,7 @@ come to wait for itself; where it cannot, the anchor's value is stored: a cut, w
 from __future__ import annotations
 
 import graphlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,11 +19,17 @@ from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims
 from graphdnn.opspecs import reduction
 
-Kind = Literal["pointwise", "reduction", "matmul"]
+Kind = Literal["pointwise", "reduction", "rows", "matmul"]
 MAX_NODES = 96
 """A free value with more nodes behind it is stored instead of calculated again."""
+MAX_ANCHORS = 8
+"""Reductions of one region."""
 MAX_STORES = 12
 """Outputs of one pointwise region."""
+ROW = 1 << 16
+"""Most reduced elements of one result for what follows the reduction to walk the same row again in the same kernel: it should still be in cache."""
+ROWS, SMALL = 256, 1 << 18
+"""Rows that fill a device, and the elements of a problem that is too small to mind."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class Region:
     """One kernel's share of a graph. ``space``: dims of its loop nest (a reduction's: before reducing; a matmul's: of its result).
 
     ``anchors``: node indexes of the matmul or the reductions. ``epilogue_reductions``: reductions of a matmul region's values.
-    ``reads`` / ``stores``: tensor ids read from and written to memory. ``nodes``: all nodes calculated in it.
+    A "rows" region goes through its rows several times: ``stages`` are its anchors in groups, a group needs the results of those before it; what
+    it stores in the whole space comes last. ``reads`` / ``stores``: tensor ids read from and written to memory. ``nodes``: all nodes in it.
     """
 
     kind: Kind
@@ -40,6 +48,7 @@ class Region:
     reads: tuple[int, ...]
     stores: tuple[int, ...]
     epilogue_reductions: tuple[int, ...] = ()
+    stages: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class _Draft:
     stores: list[int] = field(default_factory=list)
     before: set[int] = field(default_factory=set)
     axes: tuple[int, ...] = ()
+    level: dict[int, int] = field(default_factory=dict)
+    """Reduction: stages that must have run before a tensor of the region is known."""
 
 
 def partition(graph: OperationGraph, forced: frozenset[int] = frozenset(), sums: bool = False) -> Partition:
@@ -163,16 +174,22 @@ class _Partitioner:
                 self.stored_by[y] = self.home[x]
                 self.waits[y] = frozenset((self.home[x],))
                 return
-        region = self._sibling(space, axes, x) if self.fuse else None
+        region = self._sibling(space, axes, x, self.graph.tensors[y].dim) if self.fuse else None
         if region is None:
             region = self._new(_Draft("reduction", space, axes=axes))
-        self.drafts[region].anchors.append(i)
+        draft = self.drafts[region]
+        draft.anchors.append(i)
         self._take(region, (x,), f"reduction '{n.name}' runs over it in another loop nest")
+        draft.level[y] = draft.level.get(x, 0) + 1
         self._settle(y, region)
 
-    def _sibling(self, space: Dims, axes: tuple[int, ...], x: int) -> int | None:
+    def _sibling(self, space: Dims, axes: tuple[int, ...], x: int, dim: Dims) -> int | None:
+        """A reduction region of the same loop nest that can take one more reduction, of the value ``x``."""
         for r, d in enumerate(self.drafts):
-            if d.kind == "reduction" and d.space == space and d.axes == axes and len(d.anchors) < 4 and self._may_join(r, (x,)):
+            alike = d.kind == "reduction" and d.space == space and d.axes == axes and len(d.anchors) < MAX_ANCHORS
+            if alike and self.home.get(x) == r:
+                return r if dim == self._epilogue_space(r) else None
+            if alike and x not in self.home and self._may_join(r, (x,)):
                 return r
         return None
 
@@ -191,8 +208,10 @@ class _Partitioner:
         if self.fuse and n.op == "POINTWISE":
             for region in inside:
                 others = [t for t in n.input_ids if self.home.get(t) != region]
-                if self._epilogue_space(region) == dim and self._may_join(region, others):
+                if (self._epilogue_space(region) == dim or self._walks_again(region, dim, n)) and self._may_join(region, others):
                     self._take(region, others, f"'{n.name}' needs it in the epilogue of another kernel")
+                    level = self.drafts[region].level
+                    level[out] = max((level.get(t, 0) for t in n.input_ids if self.home.get(t) == region), default=0)
                     self._settle(out, region)
                     return
         for t in n.input_ids:
@@ -203,6 +222,14 @@ class _Partitioner:
         self.cone[out] = frozenset((i,)).union(*behind)
         if out in self.forced or len(self.cone[out]) > MAX_NODES:
             self._store_alone(out)
+
+    def _walks_again(self, region: int, dim: Dims, n: Node) -> bool:
+        """Whether a node over the whole space can run in one more pass over the rows of a reduction region."""
+        draft = self.drafts[region]
+        if draft.kind != "reduction" or dim != draft.space or not _row_by_row(draft.space, draft.axes):
+            return False
+        kept = tuple(1 if a in draft.axes else d for a, d in enumerate(draft.space))
+        return all(self.graph.tensors[t].dim in (kept, draft.space) for t in n.input_ids if self.home.get(t) == region)
 
     def _why(self, n: Node, tensor: int) -> str:
         space = self._epilogue_space(self.home[tensor])
@@ -285,15 +312,30 @@ class _Partitioner:
                 todo.extend(reversed(self.graph.nodes[node].input_ids))
         return reads, nodes
 
+    def _stages(self, d: _Draft) -> tuple[tuple[int, ...], ...]:
+        """Anchors of a region by stage, if it walks its rows more than once; else nothing."""
+        if d.kind != "reduction":
+            return ()
+        stage = {a: d.level[self.graph.nodes[a].output_ids[0]] - 1 for a in d.anchors}
+        again = any(d.level.get(t, 0) > 0 and self.graph.tensors[t].dim == d.space and not self._is_result(d, t) for t in d.stores)
+        if not again and not any(stage.values()):
+            return ()
+        return tuple(tuple(a for a in d.anchors if stage[a] == s) for s in range(max(stage.values()) + 1))
+
+    def _is_result(self, d: _Draft, t: int) -> bool:
+        """Whether ``t`` has the dims of the results (which can be those of the space, where nothing is reduced)."""
+        return self.graph.tensors[t].dim == self.graph.tensors[self.graph.nodes[d.anchors[0]].output_ids[0]].dim
+
     def _finish(self) -> Partition:
         order = list(graphlib.TopologicalSorter({r: sorted(d.before) for r, d in enumerate(self.drafts)}).static_order())
         regions = []
         for r in order:
             d = self.drafts[r]
             reads, nodes = self._walk(self._wanted(d), r)
-            regions.append(
-                Region(d.kind, d.space, tuple(d.anchors), tuple(sorted(nodes)), tuple(reads), tuple(d.stores), tuple(d.epilogue_reductions))
-            )
+            stages = self._stages(d)
+            kind: Kind = "rows" if stages else d.kind
+            parts = tuple(d.anchors), tuple(sorted(nodes)), tuple(reads), tuple(d.stores), tuple(d.epilogue_reductions), stages
+            regions.append(Region(kind, d.space, *parts))
         materialized = tuple(t for t in self.stored_by if self.graph.tensors[t].virtual)
         return Partition(tuple(regions), materialized, tuple(dict.fromkeys(self.notes)))
 
@@ -307,6 +349,12 @@ def _of_rows_or_columns(space: Dims, axes: tuple[int, ...]) -> bool:
     last = len(space) - 2
     batch = {a for a in range(last) if space[a] > 1}
     return (last in axes) != (last + 1 in axes) and (batch <= set(axes) or not batch & set(axes))
+
+
+def _row_by_row(space: Dims, axes: tuple[int, ...]) -> bool:
+    """Whether rows are short enough to be walked twice and enough of them run side by side."""
+    total, row = math.prod(space), math.prod(space[a] for a in axes)
+    return 0 < row <= ROW and (total // row >= ROWS or total <= SMALL)
 
 
 def of_all(graph: OperationGraph, node: Node) -> bool:

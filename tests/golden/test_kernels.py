@@ -77,8 +77,20 @@ def matmul_scale_gelu_amax() -> OperationGraph:
     return b.graph()
 
 
+def normalized_rows() -> OperationGraph:
+    b = Builder()
+    x, w = b.tensor(512, 1024, dtype=BF16), b.tensor(1, 1024, dtype=BF16)
+    mean = b.node("REDUCTION", (x,), (512, 1), "X", mode="AVG")
+    centred = b.node("POINTWISE", (x, mean), (512, 1024), "IN_0 IN_1", mode="SUB")
+    square = b.node("POINTWISE", (centred, centred), (512, 1024), "IN_0 IN_1", mode="MUL")
+    scale = b.node("POINTWISE", (b.node("REDUCTION", (square,), (512, 1), "X", mode="AVG"),), (512, 1), "IN_0", mode="RSQRT")
+    y = b.node("POINTWISE", (centred, scale), (512, 1024), "IN_0 IN_1", mode="MUL")
+    b.node("POINTWISE", (y, w), (512, 1024), "IN_0 IN_1", False, BF16, mode="MUL")
+    return b.graph()
+
+
 GRAPHS: tuple[Callable[[], OperationGraph], ...] = (
-    bias_relu, flat_add_with_tail, concatenated_slices, rows_mean, columns_sum_and_max, split_sum, matmul_scale_gelu_amax,
+    bias_relu, flat_add_with_tail, concatenated_slices, rows_mean, columns_sum_and_max, split_sum, normalized_rows, matmul_scale_gelu_amax,
 )  # fmt: skip
 DEVICES = {"cpu": device.cpu, "sm_80": lambda: device.describe("sm_80")}
 

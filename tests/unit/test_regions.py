@@ -36,18 +36,40 @@ def test_matmul_takes_prologue_epilogue_and_full_reduction() -> None:
     assert kinds(p) == ["matmul"] and p.materialized == () and len(p.regions[0].epilogue_reductions) == 1
 
 
-def test_softmax_by_hand_recomputes_instead_of_storing_the_matrix() -> None:
+def softmax_by_hand(rows: int, columns: int) -> Builder:
     b = Builder()
-    x = b.tensor(4, 8)
-    m = b.total(x, 4, 1)
-    d = b.add(x, m, 4, 8)
-    s = b.total(d, 4, 1)
-    b.add(d, s, 4, 8, virtual=False)
+    x = b.tensor(rows, columns)
+    m = b.total(x, rows, 1)
+    d = b.add(x, m, rows, columns)
+    s = b.total(d, rows, 1)
+    b.add(d, s, rows, columns, virtual=False)
+    return b
+
+
+def test_softmax_by_hand_walks_its_rows_in_one_kernel() -> None:
+    b = softmax_by_hand(4, 8)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["rows"] and p.materialized == () and p.regions[0].stages == ((0,), (2,))
+
+
+def test_long_rows_are_calculated_again_instead_of_stored() -> None:
+    b = softmax_by_hand(4, 1 << 20)
     p = partition(b.graph())
     check(b.graph(), p)
     assert kinds(p) == ["reduction", "reduction", "pointwise"]
     assert all(b.tensors[t].dim == (4, 1) for t in p.materialized)
     assert len(p.notes) == 2
+
+
+def test_another_axis_ends_the_walk() -> None:
+    b = Builder()
+    x = b.tensor(4, 8)
+    d = b.add(x, b.total(x, 4, 1), 4, 8)
+    b.total(d, 1, 8, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["rows", "reduction"] and [b.tensors[t].dim for t in p.materialized] == [(4, 8)]
 
 
 def test_reductions_of_one_space_and_a_side_output_share_a_kernel() -> None:
@@ -75,9 +97,9 @@ def test_two_matmuls_that_need_each_other_are_never_one_cycle() -> None:
 
 def test_value_that_would_make_regions_wait_for_each_other_is_cut() -> None:
     b = Builder()
-    x = b.tensor(4, 8)
+    x = b.tensor(4, 1 << 20)
     r = b.total(x, 4, 1)
-    q = b.total(b.add(x, r, 4, 8), 4, 1)
+    q = b.total(b.add(x, r, 4, 1 << 20), 4, 1)
     b.add(r, q, 4, 1, virtual=False)
     b.add(r, r, 4, 1, virtual=False)
     p = partition(b.graph())
