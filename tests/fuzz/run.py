@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from tests.fuzz.generator import generate
 from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
 from tests.fuzz.shapes import SMALL, USUAL, Limits
@@ -49,9 +50,10 @@ def limits_for(device: str) -> Limits:
 def run_seed(seed: int, device: str) -> Result:
     """Generate, build, run and compare."""
     started = time.perf_counter()
-    program = tame(seed, limits_for(device))
-    result = Result(seed, ops=len(program.ops))
+    result = Result(seed)
     try:
+        program = tame(seed, limits_for(device))
+        result.ops = len(program.ops)
         outcome = check(program, device)
         result.elements, result.excluded = outcome.elements, outcome.excluded
     except Exception as error:
@@ -124,8 +126,8 @@ def report(results: list[Result], device: str, out: Path | None, *, shrinking: b
         seeds = [r.seed for r in failed if r.problem == problem]
         print(f"\n{count} x {problem}\n    seeds {seeds[:12]}{' ...' if count > 12 else ''}")
         first = next(r for r in failed if r.problem == problem)
-        program = tame(first.seed, limits_for(device))
-        if shrinking and first.detail:
+        program = tame(first.seed, limits_for(device)) if first.ops else generate(first.seed, limits_for(device))
+        if shrinking and first.ops:
             program = shrink(program, partial(still_fails, device=device, problem=first.problem))
         text = script(program, device, f"seed {first.seed} on {device}: {problem}")
         if out is None:
