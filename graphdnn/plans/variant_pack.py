@@ -20,6 +20,7 @@ from graphdnn.plans import buffers, scalars
 from graphdnn.plans.assemble import arg_buffer, bytes_below, launches, tensor_bytes
 from graphdnn.plans.assemble import buffers as named_buffers
 from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
+from graphdnn.plans.overlap import disjoint
 
 if TYPE_CHECKING:
     from graphdnn.device import DeviceProps
@@ -43,8 +44,6 @@ TMA_ALIGNMENT = 16
 _MAX_KEYS = 64
 _NEVER = 2**62
 """More bytes than a buffer has: it is looked at closely."""
-_MAX_WORK: Any = 100_000
-"""Steps that NumPy may take to decide whether two strided tensors meet."""
 
 
 def accepted(dtype: data_type) -> frozenset[str]:
@@ -84,7 +83,8 @@ class Binder:
 
     Positions are those of ``slots``, then those of ``numbers``. ``keys``: position of every key met so far (-1: ignored). ``ids``: tensor ids of the
     slots. ``checks``: per slot data types, bytes, alignment - 1 and whether it is written, in a form that is quick to walk. ``pairs``: positions of
-    an output and of another slot, their bytes, those in front of the other, and whether the same address is fine.
+    an output and of another slot, their bytes, those in front of the other, and whether the same address is fine. ``apart``: pairs of slots, with
+    the distance of their addresses, that were found to share no element although their byte ranges meet.
     """
 
     slots: tuple[Slot, ...]
@@ -92,6 +92,7 @@ class Binder:
     checks: tuple[tuple[set[Any], int, int, bool], ...]
     numbers: tuple[tuple[int, Tensor, Callable[[float | int], float | int]], ...]
     keys: dict[Any, int]
+    apart: set[tuple[int, int, int]]
     by_uid: Mapping[int, int]
     by_name: Mapping[str, int | None]
     defaults: Mapping[int, float | int]
@@ -114,7 +115,7 @@ class Binder:
         for out, other, size, other_size, other_below, same in self.pairs:
             p, q = addresses[out], addresses[other]
             if p < q + other_size and q - other_below < p + size and not (same and p == q):
-                self._check_overlap(self.slots[out], p, self.slots[other], q)
+                self._check_overlap(out, p, other, q)
         numbers = self.defaults
         if self.numbers:
             numbers = dict(numbers)
@@ -171,65 +172,25 @@ class Binder:
         return at
 
     def _slow(self, slot: Slot, value: Any) -> int:
-        tensor = slot.tensor
+        """The address of a buffer that is looked at closely, or the error that says what is wrong with it."""
+        tensor, what = slot.tensor, f"buffer for {slot.label}"
         if value is None:
             raise _missing(slot.label)
         if isinstance(value, (bool, float)):
-            raise KindError(
-                explain(
-                    f"a number was given for {slot.label}, which is not a by-value tensor",
-                    tensor=tensor.name,
-                    expected="an array or an address",
-                    found=repr(value),
-                )
-            )
-        facts = buffers.facts(value, f"buffer for {slot.label}", tensor.name)
-        self._check_device(facts, f"buffer for {slot.label}", tensor.name)
-        if facts.dtype and facts.dtype not in slot.names:
-            packed = info(tensor.dtype).bits < 8
-            hint = "pack two values a byte into uint8" if packed else f"convert the array, or declare the tensor as {facts.dtype}"
-            raise ValidationError(
-                explain(
-                    f"buffer for {slot.label} has the wrong data type",
-                    tensor=tensor.name,
-                    expected=f"{tensor.dtype.name} ({', '.join(sorted(slot.names))})",
-                    found=facts.dtype,
-                    fix=hint,
-                )
-            )
-        short = facts.room is not None and facts.room < slot.nbytes
-        if short or (slot.below and facts.before is not None and facts.before < slot.below):
-            front = f", and {slot.below} in front of the address" if slot.below else ""
-            shape = f"dims {list(tensor.dim)}, strides {list(tensor.stride)}"
-            raise ValidationError(
-                explain(
-                    f"buffer for {slot.label} is too small",
-                    tensor=tensor.name,
-                    expected=f"at least {slot.nbytes} bytes{front} ({shape}, {tensor.dtype.name})",
-                    found=f"{facts.room} bytes" + (f" and {facts.before} before" if slot.below else ""),
-                )
-            )
-        if slot.written and not facts.writable:
-            raise ValidationError(
-                explain(
-                    f"buffer for {slot.label} is read-only", tensor=tensor.name, expected="a writable array: it is an output", found="a read-only one"
-                )
-            )
-        if facts.pointer <= 0 < slot.nbytes:
-            raise ValidationError(
-                explain(f"buffer for {slot.label} is a null pointer", tensor=tensor.name, expected="an address", found=facts.pointer)
-            )
+            rule = f"a number was given for {slot.label}, which is not a by-value tensor"
+            raise KindError(explain(rule, tensor=tensor.name, expected="an array or an address", found=repr(value)))
+        facts = buffers.facts(value, what, tensor.name)
+        self._check_device(facts, what, tensor.name)
+        fault = _fault(slot, facts)
+        if fault is not None:
+            rule, expected, found, fix = fault
+            raise ValidationError(explain(f"{what} {rule}", tensor=tensor.name, expected=expected, found=found, fix=fix))
         if facts.pointer % slot.alignment:
-            raise Misaligned(
-                explain(
-                    f"buffer for {slot.label} is not aligned as declared",
-                    tensor=tensor.name,
-                    expected=f"an address divisible by {slot.alignment}",
-                    found=f"{facts.pointer:#x}",
-                    fix=f"declare it with set_alignment({facts.pointer & -facts.pointer}) before building, or copy the data to aligned memory",
-                )
-            )
-        self._remember(slot, value)
+            fix = f"declare it with set_alignment({facts.pointer & -facts.pointer}) before building, or copy the data to aligned memory"
+            expected, found = f"an address divisible by {slot.alignment}", f"{facts.pointer:#x}"
+            raise Misaligned(explain(f"{what} is not aligned as declared", tensor=tensor.name, expected=expected, found=found, fix=fix))
+        if KINDS.get(type(value)) in (TORCH, NUMPY):
+            slot.types.add(value.dtype)
         return facts.pointer
 
     def alignments(self, pack: Pack, workspace: Any) -> dict[int, int]:
@@ -240,10 +201,6 @@ class Binder:
         pointers, _, _ = loose.bind(pack, workspace)
         return {s.index: pointers[s.index] & -pointers[s.index] for s in self.slots if pointers[s.index] % s.alignment}
 
-    def _remember(self, slot: Slot, value: Any) -> None:
-        if KINDS.get(type(value)) in (TORCH, NUMPY):
-            slot.types.add(value.dtype)
-
     def _check_device(self, facts: Facts, what: str, name: str) -> None:
         place = facts.device
         if not place or (place == "cpu" if self.host else place in (self.device, "cuda")):
@@ -251,8 +208,14 @@ class Binder:
         fix = "move it to the CPU" if self.host else f"copy it to {self.device}, or build the graph with device='cpu'"
         raise ValidationError(explain(f"{what} is on the wrong device", tensor=name, expected=f"memory of {self.device}", found=place, fix=fix))
 
-    def _check_overlap(self, out: Slot, p: int, other: Slot, q: int) -> None:
-        if _disjoint(out, p, other, q):
+    def _check_overlap(self, first: int, p: int, second: int, q: int) -> None:
+        """Byte ranges meet; do elements? The answer depends on the distance only, and is remembered."""
+        out, other, place = self.slots[first], self.slots[second], (first, second, q - p)
+        if place in self.apart:
+            return
+        if disjoint(out.tensor, p, other.tensor, q):
+            if len(self.apart) < _MAX_KEYS:
+                self.apart.add(place)
             return
         what = "another output" if other.written else "an input"
         raise ValidationError(
@@ -288,30 +251,27 @@ class Binder:
         return facts.pointer
 
 
+def _fault(slot: Slot, facts: Facts) -> tuple[str, str, str, str | None] | None:
+    """What is wrong with a buffer: rule, expected, found, way out."""
+    tensor = slot.tensor
+    if facts.dtype and facts.dtype not in slot.names:
+        packed = info(tensor.dtype).bits < 8
+        fix = "pack two values a byte into uint8" if packed else f"convert the array, or declare the tensor as {facts.dtype}"
+        return "has the wrong data type", f"{tensor.dtype.name} ({', '.join(sorted(slot.names))})", facts.dtype, fix
+    short = facts.room is not None and facts.room < slot.nbytes
+    if short or (slot.below and facts.before is not None and facts.before < slot.below):
+        front = f", and {slot.below} in front of the address" if slot.below else ""
+        expected = f"at least {slot.nbytes} bytes{front} (dims {list(tensor.dim)}, strides {list(tensor.stride)}, {tensor.dtype.name})"
+        return "is too small", expected, f"{facts.room} bytes" + (f" and {facts.before} before" if slot.below else ""), None
+    if slot.written and not facts.writable:
+        return "is read-only", "a writable array: it is an output", "a read-only one", None
+    if facts.pointer <= 0 < slot.nbytes:
+        return "is a null pointer", "an address", str(facts.pointer), None
+    return None
+
+
 def _missing(label: str) -> ValidationError:
     return ValidationError(explain(f"missing buffer for {label}", fix="put it into the variant pack under its tensor, uid or name"))
-
-
-def _disjoint(a: Slot, p: int, b: Slot, q: int) -> bool:
-    """Whether two strided tensors whose byte ranges meet share no byte (columns of one matrix, heads of one packed buffer)."""
-    import numpy as np
-
-    if min(info(a.tensor.dtype).bits, info(b.tensor.dtype).bits) < 8:
-        return False
-    views = [np.asarray(_View(s.tensor, at)) for s, at in ((a, p), (b, q))]
-    try:
-        return not np.shares_memory(views[0], views[1], max_work=_MAX_WORK)
-    except np.exceptions.TooHardError:
-        return False
-
-
-class _View:
-    """Describes a tensor at an address to NumPy, which only compares addresses: the memory may be a GPU's."""
-
-    def __init__(self, tensor: Tensor, pointer: int) -> None:
-        size = info(tensor.dtype).bits // 8
-        strides = tuple(s * size for s in tensor.strides)
-        self.__array_interface__ = {"version": 3, "typestr": f"|V{size}", "shape": tensor.dim, "strides": strides, "data": (pointer, False)}
 
 
 def prepare(
@@ -342,6 +302,7 @@ def prepare(
         defaults=defaults,
         checks=tuple((s.types, _NEVER if s.below else s.nbytes, s.alignment - 1, s.written) for s in slots),
         keys={t.uid: at for at, t in enumerate(order)},
+        apart=set(),
         pairs=tuple(_pairs(slots, space, inplace)),
         host=device.kind != "cuda",
         device="cpu" if device.kind != "cuda" else f"cuda:{max(device.index, 0)}",
