@@ -94,9 +94,9 @@ def test_from_cudnn_script() -> None:
 
 def test_explain_and_draw(tmp_path: Path) -> None:
     out = run("03", str(tmp_path))
-    svg = (tmp_path / "softmax.svg").read_text(encoding="utf-8")
+    svg = (tmp_path / "attention.svg").read_text(encoding="utf-8")
     assert svg.lstrip().startswith(("<svg", "<?xml")) and "normalize" in svg and "row_max" in svg
-    assert "row_max" in out
+    assert "cuts\n" in out and "weigh" in out
 
 
 def test_compile_for_hopper(tmp_path: Path) -> None:
