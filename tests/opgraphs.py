@@ -24,7 +24,14 @@ class Builder:
         return len(self.tensors) - 1
 
     def node(
-        self, op: str, inputs: tuple[int, ...], dim: tuple[int, ...], ports: str, virtual: bool = True, dtype: data_type = data_type.FLOAT, **attrs: object
+        self,
+        op: str,
+        inputs: tuple[int, ...],
+        dim: tuple[int, ...],
+        ports: str,
+        virtual: bool = True,
+        dtype: data_type = data_type.FLOAT,
+        **attrs: object,
     ) -> int:
         out = self.tensor(*dim, virtual=virtual, dtype=dtype)
         pairs = tuple(zip(ports.split(), inputs, strict=True))
