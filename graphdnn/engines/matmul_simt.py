@@ -18,6 +18,8 @@ from graphdnn.passes.regions import Region, of_all
 from graphdnn.status import OK, Status, reject
 
 STATIC_SHARED = 48 * 1024
+STEP_CLOCKS = 700
+"""Clocks of one step along k at least: the tiles come from memory or the L2 cache first, and nothing is fetched ahead."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ class MatmulSimt(Engine):
         waves = ceil_div(tiles, device.sm_count) / max(tiles / device.sm_count, 1e-9)
         reuse = 2 * knobs.tm * knobs.tn / (knobs.tm + knobs.tn) / 12  # multiply-adds for each shared-memory read, at most about 1
         efficiency = min(0.85, 0.25 + reuse)
-        return roofline(graph, region, device, efficiency, dtype) * max(covered, 1.0) * max(waves, 1.0)
+        seconds = roofline(graph, region, device, efficiency, dtype) * max(covered, 1.0) * max(waves, 1.0)
+        steps = ceil_div(graph.tensors[graph.nodes[region.anchors[0]].input("A")].dim[-1], knobs.bk)
+        return max(seconds, steps * STEP_CLOCKS / (device.clock_ghz * 1e9))
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         parts = take_apart(graph, region, memory, device.kind == "cpu")

@@ -79,7 +79,7 @@ class MatmulWgmma(Engine):
             tiles *= b
         clocks = _clocks(tiles, ceil_div(k, BK), len(region.nodes), device.sm_count, knobs)
         slow = 20.0 if device.kind == "cudasim" else 1.0  # 384 simulated threads take their time: only where asked for
-        return slow * max(clocks / (device.clock_ghz * 0.9e9), sum(traffic(graph, region)) / (device.dram_gbps * 1e9)) + 1e-6
+        return slow * max(clocks / (device.clock_ghz * 0.9e9), sum(traffic(graph, region)) / (device.dram_gbps * 1e9))
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         assert isinstance(knobs, WgmmaTile), f"knobs of another engine: {knobs!r}"
@@ -95,4 +95,4 @@ def _clocks(tiles: int, k_steps: int, nodes: int, sm_count: int, tile: WgmmaTile
     turns = ceil_div(tiles, sm_count)
     hidden = tile.alternate and turns > 1
     exposed = max(epilogue - k_steps * step, 0.0) * (turns - 1) + epilogue if hidden else turns * epilogue
-    return turns * k_steps * step + exposed + 2500
+    return turns * k_steps * step + exposed + 700

@@ -59,7 +59,8 @@ class WgmmaTile(Knobs):
             "staging": CONSUMERS * STAGING,
             "full": 8 * self.stages,
             "empty": 8 * self.stages,
-            "turn": 16,
+            "turn": 8,
+            "turn_second": 8,
         }
         parts, at = [], 0
         for name, size in sizes.items():
@@ -113,6 +114,7 @@ def lower(wgmma: WgmmaParts, tile: WgmmaTile, sm_count: int, words: str, title: 
         "group_rows": 0 if tile.alternate else tile.bm // CONSUMERS,
         "group_bytes": 0 if tile.alternate else tile.bm // CONSUMERS * BK * 2,
         "staging_bytes": STAGING,
+        "warp_bytes": STAGING // 4,
         "slices": tile.registers // 32,
         "row_slices": tile.bn // SLICE,
         "row": rows.name,

@@ -97,7 +97,7 @@ class Sums:
         across = COLUMNS // width
         masks = {"row": [m for m in MASKS if m < across], "column": [m for m in MASKS if m >= across], "full": list(MASKS)}
         made: dict[str, Any] = {kind: [self._row(s, masks[kind]) for s in self._of(kind)] for kind in masks}
-        made |= {"warps": self.warps, "block_warps": self.block_warps}
+        made |= {"warps": self.warps, "last": self.warps - 1, "block_warps": self.block_warps}
         made["counter"] = self.signature.buffer("uint32", Buffer("workspace", -1, 0), written=True) if made["full"] else ""
         return made
 
@@ -107,7 +107,7 @@ class Sums:
         row: dict[str, Any] = {
             "name": s.acc.name,
             "hold": s.acc.hold,
-            "identity": s.acc.identity,
+            "start": s.acc.identity,
             "meet": [f"{name} = {s.acc.combined(name, f'shuffle_xor({name}, {m})')}" for m in masks],
             "partial": partial,
             "place": self._place(s),

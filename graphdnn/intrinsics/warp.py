@@ -2,7 +2,7 @@
 
 Every thread of the warp takes part in ``warp_sync()``, which orders the warp's accesses to shared memory, ``shuffle_xor(x, mask)``, the ``x`` of lane
 ``lane ^ mask``, and ``shuffle_first(x)``, the ``x`` of lane 0. ``select(c, x, y)``: x if c else y, both calculated.
-``hidden(x)``: x, of which LLVM knows nothing: it does not peel or unroll a loop that counts from there.
+``hidden(x)``: x, of which LLVM knows nothing: it does not unroll a loop that counts with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tensor-core matmul compiles for sm_90a without a GPU, and its machine code has what the text says: no more waits, no spills, no local memory."""
+"""The tensor-core matmul compiles for sm_90a without a GPU; its machine code has what the text says: no more waits, no spills, no local memory."""
 
 from __future__ import annotations
 
