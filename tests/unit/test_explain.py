@@ -90,17 +90,14 @@ def test_data_is_json_and_text_says_the_same(plans):
 
 
 def test_cuts_are_told():
-    b = replace(pattern(), nodes=pattern().nodes[:3])
-    tensors = (*b.tensors[:6], Tensor("z", 7, (B, M, N), packed((B, M, N)), F32))
-    rows = Tensor("rows", 8, (B, M, 1), packed((B, M, 1)), F32, virtual=True)
-    nodes = (
-        *b.nodes,
-        Node("REDUCTION", "row_max", (("X", 5),), (("Y", 7),), (("mode", "MAX"),), F32),
-        Node("POINTWISE", "shift", (("IN_0", 5), ("IN_1", 7)), (("OUT_0", 6),), (("mode", "SUB"),), F32),
-    )
-    plans = candidates.create(OperationGraph((*tensors, rows), nodes), CPU)
+    """A second matmul reads the result of the first one in tiles."""
+    graph = pattern()
+    v, z = (Tensor(n, u, d, packed(d), F32) for n, u, d in (("v", 8, (1, N, 5)), ("z", 9, (B, M, 5))))
+    tensors = (*graph.tensors[:5], replace(graph.tensors[5], virtual=True), graph.tensors[6], v, z)
+    nodes = (*graph.nodes[:3], Node("MATMUL", "second", (("A", 5), ("B", 7)), (("C", 8),), (), F32))
+    plans = candidates.create(OperationGraph(tensors, nodes), CPU)
     e = explain(plans.graph, plans)
-    assert e.kernels > 1 and e.stored == ("rows",) and any("'rows' is stored" in c for c in e.cuts) and "cuts" in str(e)
+    assert e.kernels == 2 and e.stored == ("y",) and any("'y' is stored" in c for c in e.cuts) and "cuts" in str(e)
 
 
 def test_the_built_plan_is_the_one_explained(plans):
