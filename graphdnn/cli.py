@@ -1,4 +1,4 @@
-"""The command ``graphdnn``: doctor, explain, draw, compile, run, cache, on graphs stored as JSON text (``str(graph)``) and on serialized plans.
+"""The command ``graphdnn``: doctor, explain, draw, compile, run, bench, cache; on graphs as JSON text (``str(graph)``) and serialized plans.
 
 Reports go to stdout; progress, with elapsed time, and errors go to stderr. Exit status: 0 fine, 1 an error or a wrong result, 2 wrong usage.
 """
@@ -194,6 +194,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if found.right else 1
 
 
+def _bench(args: argparse.Namespace) -> int:
+    from graphdnn import bench
+
+    shapes = [bench.parse_shape(s) for s in args.shapes] or bench.SHAPES
+    found = bench.matmul(shapes, rounds=args.rounds, every=args.every, compile=args.torch_compile, output=args.json)
+    return 0 if all(r.right for r in found if r.contender.startswith("graphdnn")) else 1
+
+
 def _cache(args: argparse.Namespace) -> int:
     from graphdnn import env
     from graphdnn.plans import cache
@@ -238,6 +246,13 @@ def _parser() -> argparse.ArgumentParser:
     ran = command("run", _run, "run a graph or plan on random inputs and compare it with the float64 reference")
     ran.add_argument("--seed", type=int, default=0, help="of the random inputs")
     ran.add_argument("--repeat", type=int, default=5, help="timed executions")
+    timed = command("bench", _bench, "time fused matmuls beside cuDNN and torch, on a GPU", file=False)
+    timed.add_argument("what", choices=("matmul",))
+    timed.add_argument("shapes", nargs="*", metavar="BxMxNxK", help="default: the five shapes of docs/performance.md")
+    timed.add_argument("--rounds", type=int, default=10, help="timed rounds; the contenders take turns in each")
+    timed.add_argument("--every", action="store_true", help="every fused plan, not only the chosen one")
+    timed.add_argument("--torch-compile", action="store_true", help="torch.compile too")
+    timed.add_argument("--json", type=Path, help="file for the results")
     kept = command("cache", _cache, "the kernel cache on disk", file=False)
     kept.add_argument("what", choices=("info", "path", "clear"), nargs="?", default="info")
     return parser
