@@ -45,19 +45,22 @@ class Survey:
 
 
 def survey(graph: OperationGraph, partition: Partition, device: DeviceProps, engines: Sequence[Engine], label: str = "") -> Survey:
-    """Ask every engine about every region."""
+    """Ask every engine about every region. Of a partition that only stands by (one with a label) reasons are kept where no engine takes a region."""
     found = Survey(partition)
     for r, region in enumerate(partition.regions):
         row: list[Option] = []
+        refused: list[Engine] = []
         for engine in engines:
             knobs = engine.candidates(graph, region, device)
             for i, k in enumerate(knobs):
                 row.append(Option(engine, k, i, engine.cost(graph, region, device, k), len(knobs), engine.numeric_notes(graph, region, k)))
             if not knobs:
-                status = engine.check_support(graph, region, device)
-                found.rejections.append(Rejection(engine.name, f"{label}|r{r}" if label else f"r{r}", region_name(graph, region), status.reason))
-                if status.cut is not None and status.cut not in found.cuts:
-                    found.cuts.append(status.cut)
+                refused.append(engine)
+        for engine in refused if not label or not row else ():
+            status = engine.check_support(graph, region, device)
+            found.rejections.append(Rejection(engine.name, f"{label}|r{r}" if label else f"r{r}", region_name(graph, region), status.reason))
+            if status.cut is not None and status.cut not in found.cuts:
+                found.cuts.append(status.cut)
         found.options.append(row)
     return found
 
