@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, str] = {
     "cuStreamCreate": "pI",
     "cuStreamDestroy_v2": "p",
     "cuStreamSynchronize": "p",
+    "cuStreamIsCapturing": "pp",
     "cuThreadExchangeStreamCaptureMode": "p",
 }
 _STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})

@@ -132,17 +132,26 @@ def planned(p: Problem, device: str) -> Any:
     return g
 
 
-def plan_index(g: Any, config: int | None = None) -> int:
-    """Index of the first plan with one region on the engine, with KERNEL_CFG ``config`` if given; AssertionError if there is none."""
+def plan_index(g: Any, config: int | str | None = None) -> int:
+    """Index of the first plan with one region on the engine, with KERNEL_CFG or knobs ``config`` if given; AssertionError if there is none."""
     names = [g.get_plan_name_at_index(i) for i in range(g.get_execution_plan_count())]
-    number = r"\d+" if config is None else str(config)
+    number = str(config) if isinstance(config, int) else r"\d+"
     found = [i for i, n in enumerate(names) if re.fullmatch(rf"(\w+\|)?r0:eng{ENGINE}_k12={number}", n)]
+    if isinstance(config, str):
+        found = [i for i in found if g._plans.plan_at(i).choices[0].knobs == config]
     assert found, f"engine {ENGINE} does not take the graph as a whole: {names}"
     return found[0]
 
 
 def check(
-    p: Problem, device: str, config: int | None = None, *, seed: int = 0, runs: int = 2, slack: float = 1.0, data: Mapping[str, Any] | None = None
+    p: Problem,
+    device: str,
+    config: int | str | None = None,
+    *,
+    seed: int = 0,
+    runs: int = 2,
+    slack: float = 1.0,
+    data: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Run the problem on the engine and compare every output with the reference. ``slack``: what the derived error bounds are multiplied by."""
     g = planned(p, device)

@@ -70,7 +70,13 @@ class Sums:
             return 0
         last = self.sums[-1]
         size = last.partials * last.results * (8 if last.acc.hold.endswith("64") else 4)
-        return (last.scratch.offset + size + 255) // 256 * 256
+        return max((last.scratch.offset + size + 255) // 256 * 256, self._spare())
+
+    def _spare(self) -> int:
+        """What the portable engine needs for the full reductions in tiles of 128 x 64: it serves buffers that turn out to be unaligned."""
+        rows, columns = self.wgmma.parts.m.size, self.wgmma.parts.n.size
+        tiles = self.wgmma.parts.batches * ceil_div(rows, 128) * ceil_div(columns, 64)
+        return COUNTER + sum((tiles * (8 if s.acc.hold.endswith("64") else 4) + 255) // 256 * 256 for s in self._of("full"))
 
     def _of(self, kind: str) -> list[Sum]:
         return [s for s in self.sums if s.reduced.kind == kind]

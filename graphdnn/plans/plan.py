@@ -14,11 +14,11 @@ from graphdnn.codegen.spec import Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, ExecutionError, explain
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes.regions import Partition
+from graphdnn.passes.regions import Partition, Region
 from graphdnn.plans import cache, heuristics, variant_pack
 from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
-from graphdnn.plans.heuristics import Candidate
+from graphdnn.plans.heuristics import Candidate, Option
 from graphdnn.plans.variant_pack import Binder
 from graphdnn.targets.base import Executable
 
@@ -199,12 +199,13 @@ class ExecutionPlan:
         try:
             pointers, numbers, at = binder.bind(pack, workspace)
         except variant_pack.Misaligned as error:
-            self._guarded(binder, pack, workspace, error).execute(pack, workspace, stream)
+            self._guarded(binder, pack, workspace, stream, error).execute(pack, workspace, stream)
             return
         executable.run(pointers, numbers, at, stream)
 
-    def _guarded(self, binder: Binder, pack: variant_pack.Pack, workspace: Any, error: variant_pack.Misaligned) -> ExecutionPlan:
-        """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none."""
+    def _guarded(self, binder: Binder, pack: variant_pack.Pack, workspace: Any, stream: int, error: variant_pack.Misaligned) -> ExecutionPlan:
+        """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none, and
+        where it would have to be built while ``stream`` is captured."""
         candidate, found = self._candidate, binder.alignments(pack, workspace)
         if candidate is None or not found:
             raise error
@@ -212,11 +213,13 @@ class ExecutionPlan:
             key = tuple(sorted(found.items()))
             plan = self._guards.get(key)
             if plan is None:
+                if targets.get(self.device).capturing(stream):
+                    raise error
                 log.info(f"plan {self.name}: buffers are less aligned than declared; another plan is built for them ({error})")
                 tensors = tuple(replace(t, alignment=found.get(i, t.alignment)) for i, t in enumerate(self.graph.tensors))
                 graph = replace(self.graph, tensors=tensors)
                 pairs = zip(candidate.partition.regions, candidate.options, strict=True)
-                options = [heuristics.option_like(graph, region, self.device, o.engine, repr(o.knobs)) for region, o in pairs]
+                options = [self._guard_option(graph, region, o) for region, o in pairs]
                 fitting = [o for o in options if o is not None]
                 if len(fitting) < len(options):
                     raise error
@@ -225,6 +228,20 @@ class ExecutionPlan:
         if plan.workspace_bytes > self.workspace_bytes:
             raise error
         return plan
+
+    def _guard_option(self, graph: OperationGraph, region: Region, option: Option) -> Option | None:
+        """The option on a graph with smaller alignments; where its engine needs the alignment (TMA), another's that has room in the workspace."""
+        same = heuristics.option_like(graph, region, self.device, option.engine, repr(option.knobs))
+        if same is not None:
+            return same
+        from graphdnn.engines import ENGINES
+        from graphdnn.engines.base import placeholder
+
+        offered = [(e.cost(graph, region, self.device, k), e, k) for e in ENGINES for k in e.candidates(graph, region, self.device)]
+        for _, engine, knobs in sorted(offered, key=lambda row: row[0]):
+            if engine.lower(graph, region, self.device, knobs, placeholder(region)).workspace <= self.workspace_bytes:
+                return heuristics.option_like(graph, region, self.device, engine, repr(knobs))
+        return None
 
     # -- looking in -----------------------------------------------------------------------------------------------------------------------
     @property

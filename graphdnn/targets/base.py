@@ -37,6 +37,10 @@ class Target(ABC):
     def load(self, recipe: Recipe, binaries: Sequence[Binary]) -> Executable:
         """Make a recipe runnable; ``binaries[i]`` belongs to ``recipe.kernels[i]``. Raises ExecutionError without a usable device."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether the work of a stream is being captured: nothing should be compiled or loaded then."""
+        return False
+
     def specs(self, recipe: Recipe) -> tuple[KernelSpec, ...]:
         """Kernels of the recipe, in the order of the binaries."""
         return recipe.kernels

@@ -69,6 +69,12 @@ class CudaTarget(Target):
 
         return CudaExecutable(recipe, binaries, self.arch, self.index)
 
+    def capturing(self, stream: int) -> bool:
+        """Whether the work of a stream is being captured into a CUDA graph."""
+        from graphdnn.targets.cuda_driver import capturing
+
+        return capturing(stream)
+
     def sass(self, binary: Binary) -> str:
         """Machine code of a binary as text. Raises BuildError without cuobjdump."""
         return toolchain.disassemble(binary.code)

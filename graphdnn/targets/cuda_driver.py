@@ -115,6 +115,13 @@ def load_function(index: int, cubin: bytes, entry: str, dynamic_shared: int) -> 
         return function
 
 
+def capturing(stream: int) -> bool:
+    """Whether ``stream`` is being captured, or (the legacy default stream) may not be used because another one is."""
+    out = ctypes.c_int()
+    refused = _libcuda.driver().function("cuStreamIsCapturing")(stream, ctypes.addressof(out))
+    return bool(refused or out.value)
+
+
 def synchronize(index: int = 0) -> None:
     """Wait for all work on device ``index``. Raises ExecutionError if any of it failed."""
     driver = _libcuda.driver()

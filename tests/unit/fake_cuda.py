@@ -59,6 +59,7 @@ class FakeCuda:
         self.fail: dict[str, int] = {}
         self.log: list[tuple[Any, ...]] = []
         self.functions: list[str] = []
+        self.captured: set[int] = set()
         self._local = threading.local()
 
     @property
@@ -168,6 +169,9 @@ class FakeCuda:
     def cuTensorMapReplaceAddress(self, out: int, address: int) -> None:
         self.log.append(("move", address))
         _write(out, address)
+
+    def cuStreamIsCapturing(self, stream: int, out: int) -> None:
+        _write(out, int(stream in self.captured), ctypes.c_int)
 
     def cuMemsetD8Async(self, address: Any, value: int, nbytes: int, stream: Any) -> None:
         self.log.append(("memset", _int(address), value, nbytes, _int(stream)))

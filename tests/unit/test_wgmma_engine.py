@@ -168,3 +168,33 @@ def test_recipes_with_descriptors_survive_storage():
     again = codec.decode(Recipe, codec.encode(recipe))
     assert again.steps == recipe.steps and any(isinstance(a, TensorMap) for a in recipe.steps[-1].args)
     assert again.kernels[0].params == recipe.kernels[0].params and again.kernels[0].shared == recipe.kernels[0].shared
+
+
+def test_unaligned_buffers_get_another_kernel():
+    """In the simulator: the engine is chosen by name, a view that begins within 16 bytes runs the portable kernel."""
+    import numpy as np
+
+    from tests.buffers import aligned_bytes
+    from tests.wgmma_problems import plan_index
+
+    g = planned(Problem(24, 16, 8, epilogue=("relu", "amax"), result=D.FLOAT), "cudasim")
+    index = plan_index(g, 0)
+    g.build_plan_at_index(index)
+    rng = np.random.default_rng(0)
+    store = {n: aligned_bytes(4096)[2:].view(np.uint16)[: r * c].reshape(r, c) for n, r, c in (("a", 24, 8), ("b", 8, 16))}
+    for array in store.values():
+        array[:] = (rng.standard_normal(array.shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    values = {n: (x.astype(np.uint32) << 16).view(np.float32) for n, x in store.items()}
+    y, top = aligned_bytes(24 * 16 * 4).view(np.float32).reshape(24, 16), aligned_bytes(16)[:4].view(np.float32).reshape(1, 1)
+    workspace = aligned_bytes(g.get_workspace_size_plan_at_index(index))
+    g.execute_plan_at_index({"a": store["a"], "b": store["b"], "y": y, "AMAX(1, 1)": top}, workspace, index)
+    expected = np.maximum(values["a"] @ values["b"], 0)
+    assert np.allclose(y, expected, atol=1e-4) and np.allclose(top, expected.max(), atol=1e-4)
+
+
+def test_capture_is_recognized(fake):
+    target = CudaTarget("sm_90a")
+    fake.captured.add(0x77)
+    assert target.capturing(0x77) and not target.capturing(0x78)
+    fake.fail["cuStreamIsCapturing"] = 906
+    assert target.capturing(0), "the legacy stream may not be used while another is captured"
