@@ -70,7 +70,7 @@ def test_B2_more_than_2_to_31_elements(op):
     n = 2**31 + 64
     g = graphdnn.pygraph(device="cuda:0")
     x = g.tensor(dim=[n], stride=[1], data_type=U8, name="x")
-    y = g.neg(x) if op == "neg" else g.reduction(x, graphdnn.reduction_mode.ADD).set_dim([1])
+    y = g.neg(x) if op == "neg" else g.reduction(x, graphdnn.reduction_mode.ADD, compute_data_type=data_type.INT64).set_dim([1])
     y.set_name("y").set_output(True).set_data_type(U8 if op == "neg" else data_type.INT64)
     built(g)
     source = torch.randint(0, 256, (n,), dtype=torch.uint8, device="cuda:0")

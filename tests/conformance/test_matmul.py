@@ -223,7 +223,7 @@ def test_nan_and_infinities(device):
     def build(g):
         done(g.matmul(*pair(g, b=(2,))))
 
-    check_graph(build, device, data={"a": Data("special", -1, 1), "b": Data("normal")}, may_exclude=0.2)
+    check_graph(build, device, data={"a": Data("special", -1, 1), "b": Data("normal")}, may_exclude=0.5)
 
 
 @pytest.mark.parametrize("dtype", [F32, D.BFLOAT16, D.INT8, D.DOUBLE], ids=lambda d: d.name)

@@ -69,7 +69,7 @@ def test_layouts(device, stride, axes):
 
 @pytest.mark.parametrize("axes", [(1,), (0, 1)], ids=str)
 def test_nan_and_infinities(device, axes):
-    check_graph(all_modes((4, 33), axes, F32), device, data={"x": Data("special", -1, 1)})
+    check_graph(all_modes((4, 33), axes, F32), device, data={"x": Data("special", -1, 1)}, may_exclude=0.5)
 
 
 LONG = {

@@ -237,7 +237,7 @@ class Generator(Shapes):
         self.emit(op, dim, layout.packed(dim), self.kind([a, b], ""))
 
     def matrix(self) -> Value:
-        r, small = self.r, self.limits.work < 1000
+        r, small = self.r, not self.limits.long
         batch = [r.choice((1, 2, 3)) for _ in range(r.choice((0, 1, 1, 2)))]
         m, k = (r.choice((1, 2, 3, 4)) if small else r.choice((1, 5, 16, 17, 33)) for _ in range(2))
         return self.buffer((*batch, m, k))

@@ -24,7 +24,7 @@ class Limits:
 
 
 USUAL = Limits()
-SMALL = Limits(elements=48, work=400, ops=4, rank=4, long=False)
+SMALL = Limits(elements=120, work=1500, ops=6, rank=5, long=False)
 """For the simulator, which runs a Python thread per CUDA thread."""
 
 
