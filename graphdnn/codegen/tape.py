@@ -205,7 +205,7 @@ class TapeBuilder:
         target = self.graph.tensors[tensor].dtype
         pieces = MOVES[node.op](node, self.graph, index)
         names = [self._piece(p, guards, target) for p in pieces]
-        result = names[-1]
+        result = names[-1] if names else self.assign(literal(0, info(target).register), (), tensor)
         for piece, name in zip(reversed(pieces[:-1]), reversed(names[:-1]), strict=True):
             assert piece.guard is not None, "several pieces are told apart by guards"
             chosen = self._name()

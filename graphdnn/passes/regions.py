@@ -274,7 +274,7 @@ class _Partitioner:
         dim = self.graph.tensors[t].dim
         for r, d in enumerate(self.drafts):
             same = d.space == dim
-            fits = same or (d.kind == "pointwise" and _broadcasts(dim, d.space))
+            fits = same or (d.kind == "pointwise" and 0 not in d.space and _broadcasts(dim, d.space))
             if d.kind == "matmul" or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
                 continue
             shares = bool(set(self._memory_behind((t,))) & set(self._memory_behind(self._wanted(d))))

@@ -139,3 +139,13 @@ def test_results_of_different_rank_share_a_kernel() -> None:
         (knobs, *_) = ENGINES[1].candidates(graph, region, where)
         recipe = ENGINES[1].lower(graph, region, where, knobs, {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)})
         assert len(recipe.kernels) == 1
+
+
+def test_an_output_is_not_stored_from_an_empty_loop_nest() -> None:
+    b = Builder()
+    x, y = b.tensor(0, 3), b.tensor(1, 3)
+    b.add(x, y, 0, 3, virtual=False)
+    b.add(y, y, 1, 3, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert sorted(r.space for r in p.regions) == [(0, 3), (1, 3)]
