@@ -17,9 +17,11 @@ from graphdnn.frontend.copies import Copies
 from graphdnn.frontend.declare import Snapshot, take_back
 from graphdnn.frontend.enums import scalar_type, tensor_reordering
 from graphdnn.frontend.handle import Handle, as_handle, resolve_device
+from graphdnn.frontend.norm_ops import NormOps
 from graphdnn.frontend.planning import Planning
 from graphdnn.frontend.pointwise_ops import PointwiseOps
 from graphdnn.frontend.properties import KernelCache
+from graphdnn.frontend.softmax_ops import SoftmaxOps
 from graphdnn.frontend.structured_ops import StructuredOps
 from graphdnn.frontend.tensor import as_dims, as_integer, as_name
 from graphdnn.frontend.tensor import tensor as Tensor
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
 
 
-class pygraph(PointwiseOps, StructuredOps, Copies, Planning):
+class pygraph(PointwiseOps, StructuredOps, NormOps, SoftmaxOps, Copies, Planning):
     """A graph of tensor operations.
 
     Declare tensors and ops, then ``build([heur_mode.A])``, or step by step: ``validate``, ``build_operation_graph``, ``create_execution_plans``,

@@ -167,6 +167,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "padding_value": _number,
     "is_deterministic": _boolean,
     "keepdim": _boolean,
+    "forward_phase": _text,
+    "peer_stats": _integers,
+    "num_groups": _integer,
 } | dict.fromkeys(FLOAT_ATTRIBUTES, _hex_float)
 """Attribute name -> how its value is read back. An attribute that is not here cannot be in a text."""
 

@@ -6,12 +6,17 @@
       pointwise.py   the table of pointwise modes (expression in the common dialect, reference beside it) and the POINTWISE op
       reduction.py   the table of reduction modes and the REDUCTION op
       matmul.py      MATMUL
+      norm.py        LAYER_NORM, RMS_NORM, ADA_LAYER_NORM, INSTANCE_NORM, GROUP_NORM and their gradients; norm_shapes.py: their shapes
+      batchnorm.py   BATCHNORM, BATCHNORM_INFERENCE, DBN, GENSTATS, BN_FINALIZE, DBN_WEIGHT
+      softmax.py     SOFTMAX, LOG_SOFTMAX, LOGSUMEXP and their gradients
       movement.py    RESHAPE, TRANSPOSE, SLICE, CONCATENATE
     shapes.py      rules that ops share: broadcasting, filling in dims and strides, strides that overlap
     evaluate.py    walks an expression of the common dialect over any algebra (arrays, error intervals)
     spans.py       the algebra of error intervals: what float or integer arithmetic of a compute type may give
     folds.py       error intervals of reductions and matrix products
     rounding.py    values <-> data types <-> memory, by the numerics contract
+    formula.py     references as functions of arrays by port
+    expansion.py   what composite ops are written with
     scalars.py     NumPy functions that NumPy lacks: erf, integer power, rounded integer division
     spec.py        OpSpec, the record that every op fills in
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphdnn.dtypes import compute_carrier, data_type
+from graphdnn.dtypes import data_type
 from graphdnn.ir import layout
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
@@ -20,10 +20,10 @@ class Expansion:
     """Collects the nodes that one composite node stands for. Every method returns the tensor it calculates: ``out`` if given, else a new virtual one
     of the node's compute type (or ``dtype``)."""
 
-    def __init__(self, node: NodeDecl) -> None:
-        """Of ``node``, whose dims and data types are all set."""
+    def __init__(self, node: NodeDecl, compute: data_type) -> None:
+        """Of ``node``, whose dims and data types are all set; ``compute``: the type it is calculated in (a carrier)."""
         self.node = node
-        self.compute = compute_carrier(node.compute)
+        self.compute = compute
         self.nodes: list[NodeDecl] = []
 
     def input(self, port: str) -> TensorDecl:
@@ -72,6 +72,30 @@ class Expansion:
         """Axes permuted."""
         dim = tuple(_dims(x)[p] for p in permutation)
         return self.add("TRANSPOSE", {"X": x}, dim, {"permutation": tuple(permutation)}, ("Y", out), x.dtype)
+
+    def slice(self, x: TensorDecl, bounds: Sequence[tuple[int, int]], out: TensorDecl | None = None) -> TensorDecl:
+        """The elements from start to end (excluded) along each axis."""
+        dim = tuple(end - start for start, end in bounds)
+        attrs = {"slices": tuple(bounds), "slice_strides": (1,) * len(dim)}
+        return self.add("SLICE", {"X": x}, dim, attrs, ("Y", out), x.dtype)
+
+    def deliver(self, port: str, value: TensorDecl) -> None:
+        """Let ``value`` be the output at ``port``, if the node has it: the last thing to do with a value.
+
+        A value that other steps read too stays as it is, in the compute type, and the output is a rounded copy."""
+        out = self.output(port)
+        if out is None:
+            return
+        if _dims(value) != _dims(out):
+            value = self.reshape(value, _dims(out))
+        maker = next((n for n in self.nodes if value in n.outputs.values()), None)
+        readers = [n for n in self.nodes if value in n.inputs.values()]
+        if maker is None or not value.virtual or (readers and out.dtype is not value.dtype):
+            self.pointwise("IDENTITY", value, out=out)
+            return
+        maker.outputs = dict.fromkeys(maker.outputs, out)
+        for n in readers:
+            n.inputs = {p: out if t is value else t for p, t in n.inputs.items()}
 
     def add(
         self,

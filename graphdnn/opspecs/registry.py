@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from graphdnn.dtypes import data_type
+from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.opspecs.spec import OpSpec
 
-MODULES = ("pointwise", "reduction", "matmul", "movement")
+MODULES = ("pointwise", "reduction", "matmul", "movement", "norm", "batchnorm", "softmax")
 """Modules of this package whose ``SPECS`` are registered, and whose ``ROWS``, where an op has a table of modes."""
 
 
@@ -42,6 +42,8 @@ def spec(tag: str) -> OpSpec:
 
 
 def carrier(tag: str, attrs: Mapping[str, Any], compute: data_type) -> data_type:
-    """The type in which an op is calculated when ``compute`` (a carrier) is asked for: FLOAT instead of integers where its mode needs it."""
+    """The type in which an op is calculated when ``compute`` (a carrier) is asked for: FLOAT instead of integers where it needs that."""
     row = ROWS.get(tag, {}).get(attrs.get("mode", ""))
-    return row.carrier(compute, attrs) if row else compute
+    if row is not None:
+        return row.carrier(compute, attrs)
+    return data_type.FLOAT if spec(tag).domain == "float" and info(compute).kind != "f" else compute

@@ -27,6 +27,7 @@ class OpSpec:
     ``reference(node, dims, arrays)``: NumPy result. ``dims``: dims of each output; ``arrays``: logical input arrays in input port order, already in
     the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64; movement ops get them
     rounded to the output's dtype); returns one array per output.
+    ``domain``: "float" where the op means something only on floats; with an integer compute type it is calculated in FLOAT.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
     """
 
@@ -39,4 +40,5 @@ class OpSpec:
     reference: Callable[[Node, list[tuple[int, ...]], list[Any]], list[Any]]
     optional: tuple[str, ...] = ()
     attrs: tuple[str, ...] = ()
+    domain: Literal["any", "float"] = "any"
     expand: Callable[[Expansion], None] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from graphdnn.ir.node import NodeDecl
 from graphdnn.opspecs import registry
 from graphdnn.opspecs.expansion import Expansion
+from graphdnn.passes.check import carrier
 
 
 def expand(nodes: Sequence[NodeDecl]) -> list[NodeDecl]:
@@ -17,7 +18,7 @@ def expand(nodes: Sequence[NodeDecl]) -> list[NodeDecl]:
         if rule is None:
             result.append(n)
             continue
-        expansion = Expansion(n)
+        expansion = Expansion(n, carrier(n))
         rule(expansion)
         result.extend(expand(expansion.nodes))
     return result

@@ -1,0 +1,273 @@
+"""Normalizations by statistics of a sample: layernorm, rmsnorm, adalayernorm, instancenorm and groupnorm, forward and backward.
+
+All are one op, y = (x - mean) * inv_variance * scale + bias, that differ in which elements share statistics (:mod:`graphdnn.opspecs.norm_shapes`).
+The variance is that of the elements (divided by their number), found in a second pass over them; inv_variance = 1 / sqrt(variance + epsilon).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from graphdnn.errors import ValidationError, explain
+from graphdnn.ir.node import Node, NodeDecl
+from graphdnn.ir.tensor import Dims, TensorDecl
+from graphdnn.opspecs import norm_shapes as rules
+from graphdnn.opspecs import shapes
+from graphdnn.opspecs.expansion import Expansion
+from graphdnn.opspecs.formula import Arrays, Formula, reference
+from graphdnn.opspecs.norm_shapes import Family
+from graphdnn.opspecs.scalars import Array
+from graphdnn.opspecs.spec import OpSpec
+
+PHASES = ("INFERENCE", "TRAINING")
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- shapes
+def infer_forward(node: NodeDecl, family: Family) -> Dims:
+    """Y and the statistics; returns their dims."""
+    shapes.require(node, ("X", "SCALE", "EPSILON"), ("Y",))
+    rules.single(node, "EPSILON", "MOMENTUM")
+    x = node.inputs["X"]
+    groups = rules.groups_of(node, rules.input_dims(node, family.rank)[1], node.attrs.get("num_groups")) if family.grouped else 1
+    found = rules.statistics(node, family, groups)
+    shapes.give(node, "Y", shapes.dims(x), lambda: shapes.strides(x))
+    rules.give_statistics(node, family, found)
+    return found
+
+
+def infer_backward(node: NodeDecl, family: Family, optional: tuple[str, ...] = ()) -> None:
+    """DX, DSCALE and DBIAS."""
+    given = ("MEAN", "INV_VARIANCE") if family.centered else ("INV_VARIANCE",)
+    shapes.require(node, ("DY", "X", "SCALE", *(p for p in given if p not in optional)), ("DX", "DSCALE"))
+    x = rules.input_dims(node, family.rank)
+    rules.equal(node, "DY", x, "dims of the input")
+    groups = 1
+    if family.grouped:
+        stored = rules.padded(shapes.dims(node.inputs["INV_VARIANCE"]), len(x))
+        groups = rules.groups_of(node, x[1], stored[1])
+        node.attrs["num_groups"] = groups
+    found = rules.statistics(node, family, groups)
+    for port in given:
+        if port in node.inputs:
+            rules.equal(node, port, found, "dims of the statistics")
+    rules.give_gradients(node, family)
+
+
+def _forward(family: Family) -> Callable[[NodeDecl], None]:
+    def infer(node: NodeDecl) -> None:
+        if node.attrs.get("forward_phase") not in PHASES:
+            rule, expected = "forward phase not set", "norm_forward_phase." + " or .".join(PHASES)
+            raise ValidationError(explain(rule, node=node.name, expected=expected, found=node.attrs.get("forward_phase")))
+        infer_forward(node, family)
+
+    return infer
+
+
+def _backward(family: Family, optional: tuple[str, ...]) -> Callable[[NodeDecl], None]:
+    return lambda node: infer_backward(node, family, optional)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------- expansion
+class View:
+    """The axes that a normalization reduces: those of X, or, with groups of channels, those of X with axis 1 split into groups and members."""
+
+    def __init__(self, expansion: Expansion, family: Family) -> None:
+        """Of the node that is expanded."""
+        self.expansion = expansion
+        self.dim = shapes.dims(expansion.input("X"))
+        self.groups = expansion.node.attrs["num_groups"] if family.grouped else 0
+        scale = rules.padded(shapes.dims(expansion.input("SCALE")), len(self.dim))
+        statistics = family.statistics(self.dim, scale, self.groups)
+        self.axes = rules.normalized_axes(self._split(statistics), self._split(self.dim))
+
+    def _split(self, dim: Dims) -> Dims:
+        return rules.grouped(dim, self.dim[1], self.groups) if self.groups else dim
+
+    def of(self, t: TensorDecl) -> TensorDecl:
+        """``t``, of X's dims or those of the statistics, with these axes."""
+        return self.expansion.reshape(t, self._split(rules.padded(shapes.dims(t), len(self.dim)))) if self.groups else t
+
+    def mean(self, t: TensorDecl) -> TensorDecl:
+        """Mean of a value with these axes."""
+        return self.expansion.reduction("AVG", t, self.axes)
+
+    def spread(self, t: TensorDecl) -> TensorDecl:
+        """Statistics, with these axes, for each channel of X. They are repeated by a choice between equals, which takes its dims from X."""
+        if not self.groups:
+            return t
+        e, whole = self.expansion, self._split(self.dim)
+        members = e.slice(self.of(e.input("X")), [(0, d if a < 3 else 1) for a, d in enumerate(whole)])
+        repeated = e.pointwise("BINARY_SELECT", t, t, members)
+        return e.reshape(repeated, (*self.dim[:2], *(1,) * (len(self.dim) - 2)))
+
+
+def number(e: Expansion, port: str, rank: int) -> TensorDecl:
+    """The input of one element at ``port``, of no larger rank than ``rank``."""
+    t = e.input(port)
+    return t if len(shapes.dims(t)) <= rank else e.reshape(t, (1,) * rank)
+
+
+class Normalized(NamedTuple):
+    """Values of a normalization; no mean where none is subtracted."""
+
+    y: TensorDecl
+    mean: TensorDecl | None
+    variance: TensorDecl
+    inverse: TensorDecl
+
+    def deliver(self, e: Expansion) -> None:
+        """As the outputs Y, MEAN and INV_VARIANCE, where they are there."""
+        e.deliver("Y", self.y)
+        if self.mean is not None:
+            e.deliver("MEAN", self.mean)
+        e.deliver("INV_VARIANCE", self.inverse)
+
+
+def affine(e: Expansion, deviation: TensorDecl, inverse: TensorDecl, scale: TensorDecl, bias: TensorDecl | None) -> TensorDecl:
+    """deviation * inverse * scale + bias."""
+    y = e.pointwise("MUL", e.pointwise("MUL", deviation, inverse), scale)
+    return y if bias is None else e.pointwise("ADD", y, bias)
+
+
+def normalize(family: Family, e: Expansion) -> Normalized:
+    """The values of a forward op."""
+    view, whole = View(e, family), e.input("X")
+    x = view.of(whole)
+    mean = view.mean(x) if family.centered else None
+    deviation = x if mean is None else e.pointwise("SUB", x, mean)
+    variance = view.mean(e.pointwise("MUL", deviation, deviation))
+    inverse = e.pointwise("RSQRT", e.pointwise("ADD", variance, number(e, "EPSILON", len(view.dim))))
+    if x is not whole and mean is not None:
+        deviation = e.pointwise("SUB", whole, view.spread(mean))
+    return Normalized(affine(e, deviation, view.spread(inverse), e.input("SCALE"), e.given("BIAS")), mean, variance, inverse)
+
+
+def _expand_forward(family: Family, e: Expansion) -> None:
+    normalize(family, e).deliver(e)
+
+
+def expand_backward(family: Family, e: Expansion) -> None:
+    """With xhat = (x - mean) * inv and g = dy * scale: DX = inv * (g - mean(g) - xhat * mean(g * xhat)), DSCALE = sum(dy * xhat), DBIAS = sum(dy)."""
+    view, dy, x = View(e, family), e.input("DY"), e.input("X")
+    inverse = view.spread(view.of(e.input("INV_VARIANCE")))
+    mean, deviation = e.given("MEAN"), x
+    if family.centered:
+        deviation = e.pointwise("SUB", x, view.spread(view.mean(view.of(x)) if mean is None else view.of(mean)))
+    xhat = e.pointwise("MUL", deviation, inverse)
+    g = e.pointwise("MUL", dy, e.input("SCALE"))
+    rest = e.pointwise("SUB", g, view.spread(view.mean(view.of(g)))) if family.centered else g
+    product = e.pointwise("MUL", xhat, view.spread(view.mean(view.of(e.pointwise("MUL", g, xhat)))))
+    e.deliver("DX", e.pointwise("MUL", e.pointwise("SUB", rest, product), inverse))
+    for port, value in (("DSCALE", e.pointwise("MUL", dy, xhat)), ("DBIAS", dy)):
+        out = e.output(port)
+        if out is not None:
+            e.deliver(port, e.reduction("ADD", value, rules.normalized_axes(rules.padded(shapes.dims(out), len(view.dim)), view.dim)))
+
+
+def _expanded(expand: Callable[[Family, Expansion], None], family: Family) -> Callable[[Expansion], None]:
+    def run(e: Expansion) -> None:
+        expand(family, e)
+
+    return run
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------- references
+def standardized(x: Array, axes: Dims, epsilon: float, centered: bool = True) -> tuple[Array, Array, Array, Array]:
+    """(x - mean) / sqrt(variance + epsilon), mean, variance, 1 / sqrt(variance + epsilon)."""
+    mean = np.mean(x, axis=axes, keepdims=True) if centered else np.mean(x, axis=axes, keepdims=True) * 0
+    variance = np.var(x, axis=axes, keepdims=True) if centered else np.mean(np.square(x), axis=axes, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon), mean, variance, 1 / np.sqrt(variance + epsilon)
+
+
+def sum_to(x: Array, dim: Dims) -> Array:
+    """``x`` added up along the axes where ``dim`` (ones in front may be missing) has 1."""
+    kept = rules.padded(dim, x.ndim)
+    return np.asarray(np.sum(x, axis=tuple(a for a in range(x.ndim) if kept[a] == 1 != x.shape[a]), keepdims=True))
+
+
+def gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array, axes: Dims, centered: bool = True) -> Array:
+    """Gradient of x where ``mean`` and ``inverse`` are functions of it."""
+    n = np.prod([x.shape[a] for a in axes], initial=1.0)
+    g, xhat = dy * scale, (x - mean) * inverse
+    through_mean = np.sum(g, axis=axes, keepdims=True) if centered else 0.0
+    return np.asarray(inverse / n * (n * g - through_mean - xhat * np.sum(g * xhat, axis=axes, keepdims=True)))
+
+
+def _forward_formula(family: Family) -> Formula:
+    def formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+        x, scale, epsilon = a["X"], a["SCALE"], float(a["EPSILON"].reshape(()))
+        axes = rules.normalized_axes(family.statistics(x.shape, rules.padded(scale.shape, x.ndim), 1), x.shape)
+        if family.grouped:
+            found = [standardized(p, tuple(range(1, x.ndim)), epsilon) for p in np.split(x, node.attr("num_groups"), axis=1)]
+            xhat, mean, _, inverse = (np.concatenate(f, axis=1) for f in zip(*found, strict=True))
+        else:
+            xhat, mean, _, inverse = standardized(x, axes, epsilon, family.centered)
+        return {"Y": xhat * scale + a.get("BIAS", np.zeros(())), "MEAN": mean, "INV_VARIANCE": inverse}
+
+    return formula
+
+
+def _backward_formula(family: Family) -> Formula:
+    def formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+        x, dy = a["X"], a["DY"]
+        inverse = a["INV_VARIANCE"].reshape(rules.padded(a["INV_VARIANCE"].shape, x.ndim))
+        axes = rules.normalized_axes(inverse.shape, x.shape)
+        mean = a["MEAN"] if "MEAN" in a else np.mean(x, axis=axes, keepdims=True) * (1.0 if family.centered else 0.0)
+        scale = np.broadcast_to(a["SCALE"], x.shape)
+        if family.grouped:
+            groups = node.attr("num_groups")
+            axes = tuple(range(1, x.ndim))
+            parts = [np.split(v, groups, axis=1) for v in (dy, x, scale, mean, inverse)]
+            dx = np.concatenate([gradient(d, v, s, m, i, axes) for d, v, s, m, i in zip(*parts, strict=True)], axis=1)
+            mean, inverse = (np.repeat(v, x.shape[1] // groups, axis=1) for v in (mean, inverse))
+        else:
+            dx = gradient(dy, x, scale, mean, inverse, axes, family.centered)
+        found = {"DX": dx, "DSCALE": dy * (x - mean) * inverse, "DBIAS": dy}
+        return {p: v if p == "DX" else sum_to(v, dims[p]) for p, v in found.items() if p in dims}
+
+    return formula
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------- the specs
+def _specs(tag: str, family: Family, *, bias: bool = False, own: tuple[str, ...] = (), loose: tuple[str, ...] = ()) -> tuple[OpSpec, OpSpec]:
+    """Forward and backward op. ``bias``: optional, and its gradient. ``own``: further attributes. ``loose``: inputs that backward can do without."""
+    mean = ("MEAN",) if family.centered else ()
+    forward = OpSpec(
+        tag=tag,
+        role="composite",
+        inputs=("X", "SCALE", "BIAS", "EPSILON"),
+        outputs=("Y", *mean, "INV_VARIANCE"),
+        optional=(*(("BIAS",) if bias else ()), *mean, "INV_VARIANCE"),
+        attrs=("forward_phase", *own),
+        domain="float",
+        infer=_forward(family),
+        check=shapes.check_plain,
+        reference=reference(_forward_formula(family)),
+        expand=_expanded(_expand_forward, family),
+    )
+    backward = OpSpec(
+        tag=f"{tag}_BPROP",
+        role="composite",
+        inputs=("DY", "X", "SCALE", *mean, "INV_VARIANCE"),
+        outputs=("DX", "DSCALE", "DBIAS"),
+        optional=(*loose, *(("DBIAS",) if bias else ())),
+        attrs=own,
+        domain="float",
+        infer=_backward(family, loose),
+        check=shapes.check_plain,
+        reference=reference(_backward_formula(family)),
+        expand=_expanded(expand_backward, family),
+    )
+    return forward, backward
+
+
+SPECS = (
+    *_specs("LAYER_NORM", rules.LAYER),
+    *_specs("RMS_NORM", rules.RMS, bias=True),
+    *_specs("ADA_LAYER_NORM", rules.ADA, bias=True),
+    *_specs("INSTANCE_NORM", rules.INSTANCE, loose=("MEAN",)),
+    *_specs("GROUP_NORM", rules.GROUP, own=("num_groups",)),
+)
