@@ -183,7 +183,8 @@ class ExecutionPlan:
                     )
                 executable = targets.get(self.device).load(self.recipe, [k.binary for k in kernels])
                 space = variant_pack.elementwise_space(self.graph, self.partition)
-                binder = variant_pack.prepare(self.graph, self.device, self.recipe, space)
+                inplace = variant_pack.inplace_pairs(self.graph, self.partition)
+                binder = variant_pack.prepare(self.graph, self.device, self.recipe, space, inplace)
                 if hasattr(executable, "set_extents"):  # the simulator checks every access
                     executable.set_extents({s.index: (-s.below, s.nbytes) for s in binder.slots}, self.workspace_bytes)
                 self._ready = (binder, _ranged(executable, self.name) if env.nvtx() else executable)

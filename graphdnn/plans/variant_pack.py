@@ -222,7 +222,7 @@ class Binder:
             explain(
                 f"output {out.label} overlaps {what}, {other.label}, in memory",
                 tensor=out.tensor.name,
-                expected="separate buffers (in place: only in a single pointwise kernel, over tensors with equal dims, strides and element size)",
+                expected="separate buffers (in place: only over a tensor of equal dims, strides and element size that pointwise ops alone read)",
                 found=f"bytes {p:#x}..{p + out.nbytes:#x} and {q:#x}..{q + other.nbytes:#x}",
                 fix="give the output its own buffer",
             )
@@ -358,3 +358,30 @@ def elementwise_space(graph: OperationGraph, partition: Partition) -> Dims | Non
         return None
     region = partition.regions[0]
     return region.space if region.kind == "pointwise" and all(graph.nodes[n].op == "POINTWISE" for n in region.nodes) else None
+
+
+def inplace_pairs(graph: OperationGraph, partition: Partition) -> frozenset[tuple[int, int]]:
+    """(output, input) ids that may share memory in any plan of these regions: running statistics, residual streams.
+
+    All that reads such an input is pointwise ops of its own dims that end in the output alone, so that element i of the input is of no use after
+    element i of the output is stored. Nothing else reads the output, which could calculate it again. Tiled kernels keep their operands apart."""
+    found = set()
+    for region in partition.regions:
+        for out in region.stores:
+            if region.kind != "matmul" and out in graph.outputs and out not in graph.consumers:
+                found |= {(out, i) for i in _ends_in(graph, out) if i not in graph.producer and graph.tensors[i].dim == graph.tensors[out].dim}
+    return frozenset(found)
+
+
+def _ends_in(graph: OperationGraph, out: int) -> set[int]:
+    """Tensors whose every use ends in ``out``, through pointwise ops of its dims."""
+    inside = {out}
+
+    def leads_there(n: int) -> bool:
+        node = graph.nodes[n]
+        return node.op == "POINTWISE" and node.output_ids[0] in inside and graph.tensors[node.output_ids[0]].dim == graph.tensors[out].dim
+
+    for n in range(len(graph.nodes) - 1, -1, -1):
+        if leads_there(n):
+            inside |= {t for t in graph.nodes[n].input_ids if t not in graph.outputs and all(leads_there(u) for u in graph.consumers[t])}
+    return inside - {out}
