@@ -25,6 +25,7 @@ from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION, reduced_axes
 from graphdnn.opspecs.rounding import Array, as_values, decode, encode, from_storage, round_to, to_storage
 from graphdnn.opspecs.spans import Arithmetic, Span, exact, hull
+from graphdnn.opspecs.spec import MatmulForm
 
 __all__ = ["as_values", "decode", "encode", "from_storage", "mismatches", "round_to", "run", "run_with_error", "to_storage"]
 
@@ -165,7 +166,13 @@ def _reduction(n: Node, dim: tuple[int, ...], spans: list[Span], arithmetic: Ari
 
 
 def _matmul(n: Node, dim: tuple[int, ...], spans: list[Span], arithmetic: Arithmetic) -> Span:
-    return folds.matmul(spans[0], spans[1], arithmetic)
+    form = _form(n, dim, spans)
+    return folds.matmul(spans[0].map(form.left), spans[1].map(form.right), arithmetic).map(form.result)
+
+
+def _form(n: Node, dim: tuple[int, ...], spans: list[Span]) -> MatmulForm:
+    found = registry.spec(n.op).as_matmul
+    return found(n, [s.lo.shape for s in spans], dim) if found else MatmulForm(np.asarray, np.asarray, np.asarray)
 
 
 _ANALYSES: dict[str, Callable[[Node, tuple[int, ...], list[Span], Arithmetic], Span]] = {
@@ -183,8 +190,9 @@ def _sure(n: Node, dim: tuple[int, ...], spans: list[Span]) -> Array:
         axes = reduced_axes(dict(n.attrs), spans[0].lo.shape, dim)
         return np.asarray(np.all(spans[0].point, axis=axes)).reshape(dim)
     if role == "matmul":
-        rows, columns = np.all(spans[0].point, axis=-1), np.all(spans[1].point, axis=-2)
-        return np.asarray(rows[..., :, None] & columns[..., None, :])
+        form = _form(n, dim, spans)
+        rows, columns = np.any(form.left(~spans[0].point), axis=-1), np.any(form.right(~spans[1].point), axis=-2)
+        return np.asarray(form.result(~(rows[..., :, None] | columns[..., None, :])))
     known = np.ones(dim, bool)
     for s in spans:
         known = known & s.point

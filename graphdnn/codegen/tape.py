@@ -232,6 +232,20 @@ class TapeBuilder:
             self._converted[key] = name if expr == name else self.assign(expr, (name,), tensor)
         return self._converted[key]
 
+    def guarded(self, tensor: int, index: Index, register: str, guards: tuple[Guard, ...]) -> str:
+        """Like :meth:`operand`, and zero where a guard fails: also where the value is calculated, and f(0) would not be 0."""
+        name = self.operand(tensor, index, register, guards)
+        t = self.graph.tensors[tensor]
+        loaded = (tensor in self._memory or tensor not in self.graph.producer) and not (t.by_value or t.constant)
+        if loaded or not guards:
+            return name
+        zero = self.assign(literal(0, register), (), tensor)
+        for g in guards:
+            chosen = self._name()
+            self._add(Choose(chosen, g, name, zero), tensor)
+            name = chosen
+        return name
+
     def _pointwise(self, node: Node, tensor: int, index: Index, guards: tuple[Guard, ...]) -> str:
         register = info(node.compute).register
         row = POINTWISE[node.attr("mode")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from graphdnn.codegen.contraction import CONTRACTIONS, contraction
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.device import DeviceProps
@@ -136,13 +138,13 @@ def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
 
 
 def flops(graph: OperationGraph, region: Region) -> int:
-    """Arithmetic operations: 2 m n k for a matmul, one an element for every other node."""
+    """Arithmetic operations: 2 m n k for a contraction, one an element for every other node."""
     total = 0
     for i in region.nodes:
         node = graph.nodes[i]
         out = graph.tensors[node.output_ids[0]]
-        if node.op == "MATMUL":
-            total += 2 * out.size * graph.tensors[node.input_ids[0]].dim[-1]
+        if node.op in CONTRACTIONS:
+            total += 2 * math.prod(contraction(node, graph).sizes)
         elif node.op == "REDUCTION":
             total += graph.tensors[node.input_ids[0]].size
         elif node.op == "POINTWISE":

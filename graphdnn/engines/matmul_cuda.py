@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from graphdnn.codegen.body import Signature, tape_lines
 from graphdnn.codegen.dialect import IndexWriter, decompose, index_type, literal
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Memset, Recipe, Step
-from graphdnn.codegen.tape import Load
 from graphdnn.dtypes import info
 from graphdnn.engines.base import Knobs, ceil_div, entry_name
-from graphdnn.engines.matmul_parts import MatmulParts, Operand
+from graphdnn.engines.matmul_parts import MatmulParts, Operand, step
 from graphdnn.ir.index import Var
 
 PAD = 4
@@ -72,8 +72,8 @@ def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str]) -> R
         "tile_split": decompose("tile", [*parts.batch, Var("tile_m", tiles[0]), Var("tile_n", tiles[1])], itype),
         "tile_m": "tile_m" if tiles[0] > 1 else f"{itype}(0)",
         "tile_n": "tile_n" if tiles[1] > 1 else f"{itype}(0)",
-        "a": _input(parts.a, parts.m, parts.k, tile.bm * tile.bk, tile, signature, itype, "qa"),
-        "b": _input(parts.b, parts.n, parts.k, tile.bn * tile.bk, tile, signature, itype, "qb"),
+        "a": _input(parts.a, _along_k(parts.loops.a, parts.loops.m, parts.loops.k), tile.bm * tile.bk, tile, signature, itype, "qa"),
+        "b": _input(parts.b, _along_k(parts.loops.b, (parts.n,), parts.loops.k), tile.bn * tile.bk, tile, signature, itype, "qb"),
         "c": parts.c_text("total"),
         "epilogue": tape_lines(parts.epilogue, signature, IndexWriter(itype, "qe")),
         "by_rows": _by_rows(parts),
@@ -86,10 +86,14 @@ def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str]) -> R
     return Recipe((kernel,), (*steps, Launch(0, blocks, signature.args)), _scratch_bytes(parts, blocks))
 
 
-def _input(x: Operand, rows: Var, k: Var, elements: int, tile: SimtTile, signature: Signature, itype: str, prefix: str) -> dict[str, Any]:
-    """How a block loads a tile of one input: neighbouring threads walk the dim that is contiguous in memory."""
-    loads = [i for i in x.tape.items if isinstance(i, Load)]
-    along_k = not loads or abs(loads[0].offset.coefficient(k) or 1 << 60) <= abs(loads[0].offset.coefficient(rows) or 1 << 60)
+def _along_k(x: Operand, rows: Sequence[Var], k: Sequence[Var]) -> bool:
+    """Whether neighbouring threads walk k, because it is contiguous in memory, or the rows of a tile."""
+    loads = x.tape.loads()
+    return not loads or (step(loads[0], k) or 1 << 60) <= (step(loads[0], rows) or 1 << 60)
+
+
+def _input(x: Operand, along_k: bool, elements: int, tile: SimtTile, signature: Signature, itype: str, prefix: str) -> dict[str, Any]:
+    """How a block loads a tile of one input."""
     return {
         "lines": tape_lines(x.tape, signature, IndexWriter(itype, prefix)),
         "value": x.value,
@@ -102,8 +106,8 @@ def _input(x: Operand, rows: Var, k: Var, elements: int, tile: SimtTile, signatu
 
 def _by_rows(parts: MatmulParts) -> bool:
     """Whether neighbouring threads of the epilogue walk a row of the result."""
-    stores = parts.epilogue.stores()
-    return not stores or abs(stores[0].offset.coefficient(parts.n) or 1) <= abs(stores[0].offset.coefficient(parts.m) or 1 << 60)
+    stores = parts.loops.epilogue.stores()
+    return not stores or (step(stores[0], (parts.n,)) or 1) <= (step(stores[0], parts.loops.m) or 1 << 60)
 
 
 def _scratch_bytes(parts: MatmulParts, blocks: int) -> int:

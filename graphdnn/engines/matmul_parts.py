@@ -1,22 +1,28 @@
-"""A matmul region taken apart, the same for every matmul engine: loop variables, the tapes of its two inputs, the epilogue, its reductions."""
+"""A matmul region taken apart, the same for every matmul engine: loop variables, the tapes of its two inputs, the epilogue, its reductions.
+
+The anchor is any contraction (a matrix product, a convolution): what they are to these engines is in :mod:`graphdnn.codegen.contraction`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from graphdnn.codegen.access import Index
 from graphdnn.codegen.body import Signature
+from graphdnn.codegen.contraction import Contraction, Read, contraction
 from graphdnn.codegen.dialect import to_dtype
 from graphdnn.codegen.spec import Buffer
-from graphdnn.codegen.tape import Tape, TapeBuilder
+from graphdnn.codegen.tape import Load, Store, Tape, TapeBuilder
 from graphdnn.dtypes import info
 from graphdnn.engines.reduction_parts import Accumulator, accumulate, accumulators
 from graphdnn.engines.space import nest
-from graphdnn.ir.index import Var, var
+from graphdnn.ir.index import Var, divide, modulo, rename, slope, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.collapse import apply, collapse
 from graphdnn.passes.regions import Region
 
 
@@ -28,13 +34,29 @@ class Operand:
     value: str
     direct: int | None
 
+    def mapped(self, change: Callable[[Tape], Tape]) -> Operand:
+        """With another form of its tape."""
+        return replace(self, tape=change(self.tape))
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The region in loops of its own: rows ``m`` and the sum ``k`` count through several, slowest first, none of them of extent 1."""
+
+    m: tuple[Var, ...]
+    k: tuple[Var, ...]
+    a: Operand
+    b: Operand
+    epilogue: Tape
+
 
 @dataclass(frozen=True)
 class MatmulParts:
-    """``batch``: collapsed batch variables, slowest first. ``m``, ``n``, ``k``: the other loops. ``calc``: register type of the sum.
+    """``batch``: collapsed batch variables, slowest first. ``m``, ``n``, ``k``: the other loops, each as one number. ``calc``: register type of the
+    sum.
 
     The epilogue tape reads ``c``, the sum already rounded to the result tensor; ``c_text`` gives it from an expression of the sum. It ends with
-    one combining line for each of ``sums`` (accumulators ``acc0`` ...).
+    one combining line for each of ``sums`` (accumulators ``acc0`` ...). ``loops``: the same before m and k were made one number.
     """
 
     signature: Signature
@@ -48,6 +70,7 @@ class MatmulParts:
     epilogue: Tape
     sums: list[Accumulator]
     calc: str
+    loops: Loops
 
     @property
     def batches(self) -> int:
@@ -66,27 +89,58 @@ class MatmulParts:
 
 def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffer], cpu: bool) -> MatmulParts:
     """The parts of a matmul region. Raises TapeTooLong."""
-    signature = Signature(graph, memory)
     node = graph.nodes[region.anchors[0]]
-    dim = graph.tensors[node.output_ids[0]].dim
-    batch = tuple(Var(f"z{a}", d) for a, d in enumerate(dim[:-2]))
-    m, n = Var("m", dim[-2]), Var("n", dim[-1])
-    k = Var("k", graph.tensors[node.input("A")].dim[-1])
+    form = contraction(node, graph)
     calc = info(node.compute).register
-    lead = tuple(var(v) for v in batch)
-    a = _operand(graph, region, node.input("A"), (*lead, var(m), var(k)), calc, "a")
-    b = _operand(graph, region, node.input("B"), (*lead, var(k), var(n)), calc, "b")
+    a, b = _operand(graph, region, form.a, calc, "a"), _operand(graph, region, form.b, calc, "b")
     sums = accumulators(graph, region.epilogue_reductions, cpu)
-    epilogue = _epilogue(graph, region, sums, (*lead, var(m), var(n)))
-    return _collapse_batch(signature, node, batch, (m, n, k), (a, b), epilogue, sums, calc)
+    batch, (left, right, epilogue) = _batch(form, (a.tape, b.tape, _epilogue(graph, region, sums, form.out)))
+    rows, depth = _order(graph, form.m, [*epilogue.stores(), *left.loads()]), _order(graph, form.k, left.loads())
+    loops = Loops(rows, depth, replace(a, tape=left), replace(b, tape=right), epilogue)
+    m, k = whole("m", loops.m), whole("k", loops.k)
+
+    def flat(tape: Tape) -> Tape:
+        return flattened(flattened(tape, loops.m, m), loops.k, k)
+
+    return MatmulParts(
+        Signature(graph, memory), node, batch, m, form.n, k, loops.a.mapped(flat), loops.b.mapped(flat), flat(epilogue), sums, calc, loops
+    )
 
 
-def _operand(graph: OperationGraph, region: Region, tensor: int, index: Index, calc: str, prefix: str) -> Operand:
+def whole(name: str, loops: Sequence[Var]) -> Var:
+    """One variable that counts through ``loops``."""
+    return Var(name, math.prod(v.size for v in loops))
+
+
+def flattened(tape: Tape, loops: Sequence[Var], flat: Var) -> Tape:
+    """``tape`` with ``loops`` written as quotients and remainders of one number, after those that it walks as one have been merged."""
+    kept, merged = collapse(loops, tape.linears())
+    rest, names = var(flat), {}
+    for v in reversed(kept):
+        size = max(v.size, 1)  # an empty loop is never run
+        names[v] = modulo(rest, size)
+        rest = divide(rest, size)
+    return tape.mapped(lambda e: rename(apply(e, merged), names))
+
+
+def step(access: Load | Store, loops: Sequence[Var]) -> float:
+    """Elements between two neighbours of the fastest of ``loops``; 0 where the access does not move with it."""
+    return abs(slope(access.offset, loops[-1])) if loops else 0.0
+
+
+def _order(graph: OperationGraph, loops: Sequence[Var], accesses: Sequence[Load | Store]) -> tuple[Var, ...]:
+    """``loops`` from slowest to fastest in the memory of the first store and the largest load, without those of extent 1."""
+    by = sorted(accesses, key=lambda x: (isinstance(x, Load), -graph.tensors[x.tensor].size))
+    return tuple(sorted((v for v in loops if v.size != 1), key=lambda v: tuple(-abs(slope(x.offset, v)) for x in by)))
+
+
+def _operand(graph: OperationGraph, region: Region, read: Read, calc: str, prefix: str) -> Operand:
     builder = TapeBuilder(graph, region.reads, prefix=prefix)
-    value = builder.operand(tensor, index, calc)
-    t = graph.tensors[tensor]
-    plain = len(builder.tape.items) == 1 and bool(builder.tape.loads()) and info(t.dtype).storage == calc and info(t.dtype).decode == "{}"
-    return Operand(builder.tape, value, builder.tape.loads()[0].tensor if plain else None)
+    value = builder.guarded(read.tensor, read.index, calc, read.guards)
+    t = graph.tensors[read.tensor]
+    loads = builder.tape.loads()
+    plain = len(builder.tape.items) == 1 and bool(loads) and not loads[0].guards and info(t.dtype).storage == calc and info(t.dtype).decode == "{}"
+    return Operand(builder.tape, value, loads[0].tensor if plain else None)
 
 
 def _epilogue(graph: OperationGraph, region: Region, sums: list[Accumulator], index: Index) -> Tape:
@@ -100,23 +154,10 @@ def _epilogue(graph: OperationGraph, region: Region, sums: list[Accumulator], in
     return builder.tape
 
 
-def _collapse_batch(
-    signature: Signature,
-    node: Node,
-    batch: tuple[Var, ...],
-    loops: tuple[Var, Var, Var],
-    inputs: tuple[Operand, Operand],
-    epilogue: Tape,
-    sums: list[Accumulator],
-    calc: str,
-) -> MatmulParts:
-    a, b = inputs
-    cut = len(a.tape.items), len(a.tape.items) + len(b.tape.items)
-    joined = Tape([*a.tape.items, *b.tape.items, *epilogue.items])
-    # Batches keep their order (the result's, slowest first): CPU panels count rows through them.
-    fresh, joined, _ = nest(batch, joined, [], names="z", last="z")
-    parts = Tape(joined.items[: cut[0]]), Tape(joined.items[cut[0] : cut[1]]), Tape(joined.items[cut[1] :])
-    m, n, k = loops
-    return MatmulParts(
-        signature, node, fresh, m, n, k, Operand(parts[0], a.value, a.direct), Operand(parts[1], b.value, b.direct), parts[2], sums, calc
-    )
+def _batch(form: Contraction, tapes: tuple[Tape, Tape, Tape]) -> tuple[list[Var], list[Tape]]:
+    """The batch loops, merged over all tapes. They keep their order (the result's, slowest first): CPU panels count rows through them."""
+    fresh, joined, _ = nest(form.batch, Tape([i for t in tapes for i in t.items]), [], names="z", last="z")
+    items, parts = iter(joined.items), []
+    for t in tapes:
+        parts.append(Tape(list(itertools.islice(items, len(t.items)))))
+    return fresh, parts

@@ -1,4 +1,5 @@
-"""Engine ``matmul_simt``: portable matmul of every data type and any strides, with prologue and epilogue tapes and full epilogue reductions."""
+"""Engines ``matmul_simt`` and ``conv_implicit_gemm``: portable contractions of every data type and any strides, with prologue and epilogue tapes
+and full epilogue reductions. A convolution reads its input through a window: its im2col matrix is never stored."""
 
 from __future__ import annotations
 
@@ -6,18 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graphdnn.codegen.contraction import contraction
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import info
 from graphdnn.engines import matmul_cpu, matmul_cuda
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, placeholder, roofline
 from graphdnn.engines.matmul_cuda import SimtTile
-from graphdnn.engines.matmul_parts import take_apart
+from graphdnn.engines.matmul_parts import MatmulParts, take_apart
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region, of_all
 from graphdnn.status import OK, Status, reject
 
 STATIC_SHARED = 48 * 1024
+PANEL_BYTES = 4 << 20
+"""Unfolded input of a panel of a convolution."""
 STEP_CLOCKS = 700
 """Clocks of one step along k at least: the tiles come from memory or the L2 cache first, and nothing is fetched ahead."""
 
@@ -36,13 +40,19 @@ class MatmulSimt(Engine):
     id: ClassVar[int] = 2
     name: ClassVar[str] = "matmul_simt"
 
+    def _takes(self, op: str) -> bool:
+        return op == "MATMUL"
+
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "matmul":
-            return reject(f"matmul_simt: the region has no matmul as its anchor ({region.kind})")
+            return reject(f"{self.name}: the region has no {self.name.split('_')[0]} as its anchor ({region.kind})")
+        node = graph.nodes[region.anchors[0]]
+        if not self._takes(node.op):
+            return reject(f"{self.name}: the anchor '{node.name}' of the region is another op ({node.op})")
         for i in region.epilogue_reductions:
             if not of_all(graph, graph.nodes[i]):
                 return reject(
-                    f"matmul_simt: reduction '{graph.nodes[i].name}' is not of all results; matmul_simt has no partial sums of rows or columns"
+                    f"{self.name}: reduction '{graph.nodes[i].name}' is not of all results; {self.name} has no partial sums of rows or columns"
                 )
         return fits(lambda: take_apart(graph, region, placeholder(region), False))
 
@@ -68,7 +78,7 @@ class MatmulSimt(Engine):
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
         if isinstance(knobs, SimtTile) and knobs.shared_bytes(self._item(graph, region)) > STATIC_SHARED:
             return reject(
-                f"matmul_simt: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory; at most {STATIC_SHARED}"
+                f"{self.name}: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory; at most {STATIC_SHARED}"
             )
         return OK
 
@@ -76,16 +86,14 @@ class MatmulSimt(Engine):
         dtype = graph.nodes[region.anchors[0]].compute.name
         if not isinstance(knobs, SimtTile):
             return roofline(graph, region, device, 0.9, dtype) * (1.0 if knobs == PanelCpu() else 1.1)
-        *batch, m, n = graph.tensors[graph.nodes[region.anchors[0]].output_ids[0]].dim
-        tiles = ceil_div(m, knobs.bm) * ceil_div(n, knobs.bn)
-        for b in batch:
-            tiles *= b
-        covered = tiles * knobs.bm * knobs.bn / max(m * n * _product(batch), 1)  # work on tails counts
+        batch, m, n, k = contraction(graph.nodes[region.anchors[0]], graph).sizes
+        tiles = batch * ceil_div(m, knobs.bm) * ceil_div(n, knobs.bn)
+        covered = tiles * knobs.bm * knobs.bn / max(m * n * batch, 1)  # work on tails counts
         waves = ceil_div(tiles, device.sm_count) / max(tiles / device.sm_count, 1e-9)
         reuse = 2 * knobs.tm * knobs.tn / (knobs.tm + knobs.tn) / 12  # multiply-adds for each shared-memory read, at most about 1
         efficiency = min(0.85, 0.25 + reuse)
         seconds = roofline(graph, region, device, efficiency, dtype) * max(covered, 1.0) * max(waves, 1.0)
-        steps = ceil_div(graph.tensors[graph.nodes[region.anchors[0]].input("A")].dim[-1], knobs.bk)
+        steps = ceil_div(k, knobs.bk)
         return max(seconds, steps * STEP_CLOCKS / (device.clock_ghz * 1e9))
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
@@ -94,13 +102,23 @@ class MatmulSimt(Engine):
         if isinstance(knobs, SimtTile):
             return matmul_cuda.lower(parts, knobs, words, title)
         assert isinstance(knobs, PanelCpu)
-        m = max(parts.m.size, 1)
-        rows = ceil_div(m, ceil_div(m, knobs.rows)) if m > knobs.rows else knobs.rows
+        m, most = max(parts.m.size, 1), self._rows(parts, knobs)
+        rows = ceil_div(m, ceil_div(m, most)) if m > most else most
         return matmul_cpu.lower(parts, rows, words, title)
 
+    def _rows(self, parts: MatmulParts, knobs: PanelCpu) -> int:
+        return knobs.rows
 
-def _product(values: list[int]) -> int:
-    total = 1
-    for v in values:
-        total *= v
-    return total
+
+class ConvImplicitGemm(MatmulSimt):
+    """See the module."""
+
+    id: ClassVar[int] = 5
+    name: ClassVar[str] = "conv_implicit_gemm"
+
+    def _takes(self, op: str) -> bool:
+        return op != "MATMUL"
+
+    def _rows(self, parts: MatmulParts, knobs: PanelCpu) -> int:
+        """Fewer where the unfolded rows of a panel would not stay in cache."""
+        return max(min(knobs.rows, PANEL_BYTES // (max(parts.k.size, 1) * 4)), 128)

@@ -40,6 +40,9 @@ class MatmulWgmma(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "matmul":
             return reject(f"matmul_wgmma: the region has no matmul as its anchor ({region.kind})")
+        node = graph.nodes[region.anchors[0]]
+        if node.op != "MATMUL":
+            return reject(f"matmul_wgmma: the anchor '{node.name}' of the region is another op ({node.op})")
         try:
             parts = self._parts(graph, region, placeholder(region))
         except TapeTooLong as error:

@@ -13,6 +13,7 @@ from graphdnn.dtypes import as_data_type, data_type
 from graphdnn.errors import BuildError, KindError, ValidationError, explain
 from graphdnn.frontend.arrays import describe
 from graphdnn.frontend.choose import explicit_device, limited
+from graphdnn.frontend.conv_ops import ConvOps
 from graphdnn.frontend.copies import Copies
 from graphdnn.frontend.declare import Snapshot, take_back
 from graphdnn.frontend.enums import scalar_type, tensor_reordering
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
 
 
-class pygraph(PointwiseOps, StructuredOps, NormOps, SoftmaxOps, Copies, Planning):
+class pygraph(PointwiseOps, StructuredOps, ConvOps, NormOps, SoftmaxOps, Copies, Planning):
     """A graph of tensor operations.
 
     Declare tensors and ops, then ``build([heur_mode.A])``, or step by step: ``validate``, ``build_operation_graph``, ``create_execution_plans``,

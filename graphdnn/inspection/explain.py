@@ -14,6 +14,7 @@ from graphdnn.device import DeviceProps
 from graphdnn.dtypes import data_type
 from graphdnn.engines.base import flops, traffic
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.opspecs import registry
 from graphdnn.passes import regions
 from graphdnn.passes.regions import Region
 from graphdnn.plans.plan import ExecutionPlan
@@ -166,13 +167,13 @@ def seconds(s: float) -> str:
 
 
 def operation_seconds(graph: OperationGraph, nodes: Iterable[int], device: DeviceProps) -> float:
-    """Time for the arithmetic of ``nodes`` at the device's rates: a matmul at the rate of its input type where it has one, the rest at that of
+    """Time for the arithmetic of ``nodes`` at the device's rates: a contraction at the rate of its input type where it has one, the rest at that of
     the compute type."""
     total = 0.0
     for i in nodes:
         node = graph.nodes[i]
         dtype = node.compute
-        if node.op == "MATMUL":
+        if registry.spec(node.op).role == "matmul":
             inputs = {graph.tensors[t].dtype for t in node.input_ids}
             dtype = next(iter(inputs)) if len(inputs) == 1 and dtype in (data_type.FLOAT, data_type.INT32) else dtype
         work = flops(graph, Region("pointwise", (), (), (i,), (), ()))

@@ -139,6 +139,11 @@ def depends(e: Linear, v: Var) -> bool:
     return any(a == v for a in atoms(e))
 
 
+def slope(e: Linear, v: Var) -> float:
+    """How fast ``e`` grows with ``v`` from one value to the next, with quotients as real numbers."""
+    return sum(c * (float(a == v) if isinstance(a, Var) else slope(a.of, v) / (a.by if isinstance(a, Quotient) else 1)) for a, c in e.terms)
+
+
 def rewrite(e: Linear, terms: Callable[[Linear], Linear]) -> Linear:
     """Apply ``terms`` to every linear expression of ``e``, innermost first."""
     inner: list[tuple[Atom, int]] = [(a if isinstance(a, Var) else type(a)(rewrite(a.of, terms), a.by), c) for a, c in e.terms]

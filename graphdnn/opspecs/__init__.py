@@ -6,6 +6,7 @@
       pointwise.py   the table of pointwise modes (expression in the common dialect, reference beside it) and the POINTWISE op
       reduction.py   the table of reduction modes and the REDUCTION op
       matmul.py      MATMUL
+      conv.py        CONV_FPROP, CONV_DGRAD, CONV_WGRAD
       norm.py        LAYER_NORM, RMS_NORM, ADA_LAYER_NORM, INSTANCE_NORM, GROUP_NORM and their gradients; norm_shapes.py: their shapes
       batchnorm.py   BATCHNORM, BATCHNORM_INFERENCE, DBN, GENSTATS, BN_FINALIZE, DBN_WEIGHT
       softmax.py     SOFTMAX, LOG_SOFTMAX, LOGSUMEXP and their gradients

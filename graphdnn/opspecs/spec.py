@@ -18,6 +18,15 @@ Reference = Callable[..., "list[np.ndarray[Any, Any]]"]
 
 
 @dataclass(frozen=True)
+class MatmulForm:
+    """An op of role "matmul" as a product of stacks of matrices, on arrays: ``result(left(a) @ right(b))`` of its two inputs in port order."""
+
+    left: Callable[[Any], Any]
+    right: Callable[[Any], Any]
+    result: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
 class OpSpec:
     """One op family (JSON tag).
 
@@ -29,6 +38,7 @@ class OpSpec:
     rounded to the output's dtype); returns one array per output.
     ``domain``: "float" where the op means something only on floats; with an integer compute type it is calculated in FLOAT.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
+    ``as_matmul(node, input dims, output dims)``: a contraction as a matrix product, from which error bounds follow; None: it is one.
     """
 
     tag: str
@@ -42,3 +52,4 @@ class OpSpec:
     attrs: tuple[str, ...] = ()
     domain: Literal["any", "float"] = "any"
     expand: Callable[[Expansion], None] | None = None
+    as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None

@@ -17,7 +17,7 @@ from typing import Literal
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims
-from graphdnn.opspecs import reduction
+from graphdnn.opspecs import reduction, registry
 
 Kind = Literal["pointwise", "reduction", "rows", "matmul"]
 MAX_NODES = 96
@@ -145,7 +145,7 @@ class _Partitioner:
     # -- one node at a time ---------------------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
         for i, n in enumerate(self.graph.nodes):
-            if n.op == "MATMUL":
+            if registry.spec(n.op).role == "matmul":
                 self._matmul(i, n)
             elif n.op == "REDUCTION":
                 self._reduction(i, n)
