@@ -72,7 +72,7 @@ def _ends(x: Dims) -> Dims:
 LAYER = Family(_of_scale, _whole, _without_batch, like_input=True)
 RMS = Family(_of_scale, _whole, _without_batch, like_input=True, centered=False)
 ADA = Family(_of_samples, _whole, _ends, like_input=True, row_major=True, rank=2)
-INSTANCE = Family(lambda x, scale, groups: _per_sample_and_channel(x), _per_sample_and_channel, per_channel, rank=2)
+INSTANCE = Family(lambda x, scale, groups: _per_sample_and_channel(x), _per_sample_and_channel, per_channel, rank=3)
 BATCH = Family(lambda x, scale, groups: per_channel(x), per_channel, per_channel, rank=2)
 GROUP = Family(lambda x, scale, groups: (x[0], groups, *_ones(x)), _per_sample_and_channel, per_channel, rank=2, grouped=True)
 
@@ -147,9 +147,9 @@ def statistics(node: NodeDecl, family: Family, groups: int = 1) -> Dims:
             channels = "" if family.parameters is _whole else ", one for each channel"
             fit(node, port, family.parameters(x), f"extents of the input{channels}")
     found = family.statistics(x, padded(shapes.dims(node.inputs["SCALE"]), len(x)), groups)
-    if found == x and x[-1] != 1:
-        expected = "a scale with the extents of the axes to normalize over" if family.like_input else "axes besides samples and channels"
-        raise _refused(node, "no axis is normalized", expected, f"statistics of dims {list(found)}")
+    if family.like_input and found == x and x[-1] != 1:
+        expected = "a scale with the extents of the axes to normalize over"
+        raise _refused(node, "no axis is normalized", expected, f"a scale of dims {list(shapes.dims(node.inputs['SCALE']))}")
     for a in normalized_axes(found, x):
         if x[a] == 0:
             raise _refused(node, f"the normalized axis {a} has no elements", "an extent >= 1", list(x))
