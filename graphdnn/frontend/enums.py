@@ -6,8 +6,8 @@ from graphdnn._enum import ApiEnum
 
 
 class heur_mode(ApiEnum):
-    """How candidate plans are found: A ranks by a roofline model, B by the model corrected with stored measurements, FALLBACK lists the engine
-    that takes anything. OPENSOURCE is the same as A: every engine of graphdnn is open source."""
+    """How candidate plans are found: A ranks by a roofline model, and so does B, since no measurements are kept; FALLBACK lists the engine that takes
+    anything. OPENSOURCE is the same as A: every engine of graphdnn is open source."""
 
     A = 0
     B = 1
