@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -17,13 +18,20 @@ from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
 TILES = (
+    WgmmaTile(128, 256, 4, cluster=2),
     WgmmaTile(128, 256, 4),
+    WgmmaTile(128, 128, 5, alternate=True, cluster=2),
     WgmmaTile(128, 128, 5, alternate=True),
     WgmmaTile(128, 128, 6),
     WgmmaTile(64, 128, 6, alternate=True),
     WgmmaTile(64, 64, 8, alternate=True),
 )
-SMALL_TILES = (WgmmaTile(128, 64, 2), WgmmaTile(64, 64, 3, alternate=True), WgmmaTile(128, 128, 2, alternate=True))
+SMALL_TILES = (
+    WgmmaTile(128, 64, 2),
+    WgmmaTile(64, 64, 3, alternate=True),
+    WgmmaTile(128, 128, 2, alternate=True),
+    WgmmaTile(64, 128, 2, alternate=True, cluster=2),
+)
 """For the simulator."""
 _L2_BYTES = 44
 """Bytes that a multiprocessor gets from the L2 cache in a clock, with all of them asking."""
@@ -66,6 +74,8 @@ class MatmulWgmma(Engine):
             return reject(
                 f"matmul_wgmma: {knobs!r} needs {knobs.shared_bytes} bytes of shared memory; {device.name} has {device.shared_per_block_optin}"
             )
+        if knobs.bn % (64 * knobs.cluster):
+            return reject(f"matmul_wgmma: {knobs!r}: the columns of a tile do not divide into parts of 64 for the blocks of a cluster")
         return OK
 
     def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
@@ -77,9 +87,7 @@ class MatmulWgmma(Engine):
         node = graph.nodes[region.anchors[0]]
         *batch, m, n = graph.tensors[node.output_ids[0]].dim
         k = graph.tensors[node.input("A")].dim[-1]
-        tiles = ceil_div(m, knobs.bm) * ceil_div(n, knobs.bn)
-        for b in batch:
-            tiles *= b
+        tiles = math.prod((*knobs.counts(m, n), *batch))
         clocks = _clocks(tiles, ceil_div(k, BK), len(region.nodes), device.sm_count, knobs)
         slow = 20.0 if device.kind == "cudasim" else 1.0  # 384 simulated threads take their time: only where asked for
         return slow * max(clocks / (device.clock_ghz * 0.9e9), sum(traffic(graph, region)) / (device.dram_gbps * 1e9))
@@ -93,9 +101,10 @@ class MatmulWgmma(Engine):
 
 def _clocks(tiles: int, k_steps: int, nodes: int, sm_count: int, tile: WgmmaTile) -> float:
     """Clocks of the slowest multiprocessor: its tiles' main loops, and the epilogues that nothing hides."""
-    step = max(2 * tile.bm * tile.bn * BK / _FLOPS / 0.93, tile.stage_bytes / _L2_BYTES)
+    fetched = (tile.bm + tile.bn // tile.cluster) * BK * 2
+    step = max(2 * tile.bm * tile.bn * BK / _FLOPS / 0.93, fetched / _L2_BYTES)
     epilogue = tile.bm * tile.bn * (0.06 + 0.05 * nodes)
-    turns = ceil_div(tiles, sm_count)
+    turns = ceil_div(tiles, sm_count // tile.cluster)
     hidden = tile.alternate and turns > 1
     exposed = max(epilogue - k_steps * step, 0.0) * (turns - 1) + epilogue if hidden else turns * epilogue
     return turns * k_steps * step + exposed + 700

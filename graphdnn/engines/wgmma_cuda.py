@@ -19,6 +19,8 @@ WARPGROUP = 128
 """Threads of a warpgroup."""
 SLICE = 64
 """Columns that are staged at a time."""
+LINE = 2 * BK
+"""Bytes of a line of an input tile."""
 STAGING = 64 * SLICE * 4
 """Bytes of a consumer's staged slice."""
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
@@ -29,13 +31,18 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 class WgmmaTile(Knobs):
     """Tiles of ``bm`` x ``bn`` results, ``stages`` steps of 64 k in flight. ``alternate``: the two consumer warpgroups take tiles in turn, so that
     the epilogue of one runs under the main loop of the other; else they share a tile, half the rows each. ``group``: rows of tiles that are walked
-    together, for the L2 cache."""
+    together, for the L2 cache. ``cluster``: blocks whose tiles lie below each other and that fetch the column input together."""
 
     bm: int
     bn: int
     stages: int
     alternate: bool = False
+    cluster: int = 1
     group: int = 16
+
+    def counts(self, rows: int, columns: int) -> tuple[int, int]:
+        """Tiles of a matrix: rows of tiles, ``cluster`` of which count as one, and columns."""
+        return ceil_div(rows, self.bm * self.cluster), ceil_div(columns, self.bn)
 
     @property
     def blocks(self) -> int:
@@ -50,7 +57,7 @@ class WgmmaTile(Knobs):
     @property
     def stage_bytes(self) -> int:
         """Both input tiles."""
-        return (self.bm + self.bn) * BK * 2
+        return (self.bm + self.bn) * LINE
 
     def layout(self) -> tuple[SharedPart, ...]:
         """Dynamic shared memory."""
@@ -80,25 +87,51 @@ ROLES = (Role("producer", WARPGROUP, PRODUCER_REGISTERS), Role("consumer", CONSU
 
 def lower(wgmma: WgmmaParts, tile: WgmmaTile, sm_count: int, words: str, title: list[str]) -> Recipe:
     """Kernels and steps."""
-    parts = wgmma.parts
-    signature = parts.signature.empty()
-    rows, columns = wgmma.rows.free, wgmma.columns.free
-    counts = (ceil_div(rows.size, tile.bm), ceil_div(columns.size, tile.bn))
-    tiles = parts.batches * counts[0] * counts[1]
-    grid = min(sm_count, tiles)
-    k_steps = ceil_div(parts.k.size, BK)
-    inputs = [_input(x, name, first, n, at, signature) for x, name, first, n, at in _placed(wgmma, tile)]
+    signature = wgmma.parts.signature.empty()
+    counts = tile.counts(wgmma.rows.free.size, wgmma.columns.free.size)
+    tiles = wgmma.parts.batches * counts[0] * counts[1]
+    walkers = min(sm_count // tile.cluster, tiles)
+    grid = walkers * tile.cluster
+    fields: dict[str, Any] = {"header": title} | _main_loop(wgmma, tile, signature, tiles, walkers, counts)
     sums = Sums.plan(wgmma, signature, grid, CONSUMERS * WARPGROUP // 32)
-    tape = branchless(sums.renamed(parts.epilogue))
-    body = lanes(tape, signature, columns, wgmma.width, IndexWriter("uint32", "qe"), IndexWriter("uint32", "ql"))
-    fields: dict[str, Any] = {
-        "header": title,
-        "maps": inputs,
+    fields |= _epilogue(wgmma, tile, signature, sums)
+    kernel = KernelSpec(
+        "cuda/matmul_wgmma.py.j2",
+        entry_name(words, fields, signature.params, tile),
+        signature.params,
+        fields,
+        block=sum(r.threads for r in ROLES),
+        shared_bytes=tile.shared_bytes,
+        min_blocks=1,
+        cluster=tile.cluster,
+        shared=tile.layout(),
+        roles=ROLES,
+    )
+    finish = sums.finish(words, title)
+    launches = [Launch(1 + i, blocks, args) for i, (_, blocks, args) in enumerate(finish)]
+    return Recipe((kernel, *(k for k, _, _ in finish)), (*sums.steps(), Launch(0, grid, signature.args), *launches), sums.nbytes)
+
+
+def _main_loop(wgmma: WgmmaParts, tile: WgmmaTile, signature: Signature, tiles: int, walkers: int, counts: tuple[int, int]) -> dict[str, Any]:
+    """What brings the tiles and multiplies them. ``walkers``: clusters of the grid."""
+    parts = wgmma.parts
+    k_steps = ceil_div(parts.k.size, BK)
+    own_rows = 0 if tile.alternate else tile.bm // CONSUMERS
+    part = tile.bn // tile.cluster
+    return {
+        "maps": [
+            _input(wgmma.rows, "a", "r0", tile.bm, 0, 1, signature),
+            _input(wgmma.columns, "b", "c0", tile.bn, tile.bm * LINE, tile.cluster, signature),
+        ],
+        # each block of a cluster brings its part of the column input to all of them
+        "halves": [f"half = uint32(rank * uint32({part}))", f"half_bytes = uint32(rank * uint32({part * LINE}))"] if tile.cluster > 1 else [],
+        "first_tile": f"uint32(uint32(cuda.blockIdx.x) // uint32({tile.cluster}))" if tile.cluster > 1 else "uint32(cuda.blockIdx.x)",
         "stages": tile.stages,
-        "releases": 1 if tile.alternate else CONSUMERS,
+        "releases": (1 if tile.alternate else CONSUMERS) * tile.cluster,
         "stage_bytes": tile.stage_bytes,
         "tiles": tiles,
-        "grid": grid,
+        "stride": walkers,
+        "tile_step": walkers * (CONSUMERS if tile.alternate else 1),
         "coordinates": coordinates(parts.batch, counts, tile),
         "k": parts.k.size,
         "bk": BK,
@@ -108,11 +141,19 @@ def lower(wgmma: WgmmaParts, tile: WgmmaTile, sm_count: int, words: str, title: 
         "blocks": tile.blocks,
         "accumulators": tile.registers,
         "alternate": tile.alternate,
-        "tile_step": grid * (CONSUMERS if tile.alternate else 1),
         "skip": k_steps % tile.stages,
         "flips": k_steps // tile.stages % 2,
-        "group_rows": 0 if tile.alternate else tile.bm // CONSUMERS,
-        "group_bytes": 0 if tile.alternate else tile.bm // CONSUMERS * BK * 2,
+        "group_rows": own_rows,
+        "group_bytes": own_rows * LINE,
+    }
+
+
+def _epilogue(wgmma: WgmmaParts, tile: WgmmaTile, signature: Signature, sums: Sums) -> dict[str, Any]:
+    """What happens to the results, 64 columns at a time."""
+    rows, columns = wgmma.rows.free, wgmma.columns.free
+    tape = branchless(sums.renamed(wgmma.parts.epilogue))
+    body = lanes(tape, signature, columns, wgmma.width, IndexWriter("uint32", "qe"), IndexWriter("uint32", "ql"))
+    return {
         "staging_bytes": STAGING,
         "warp_bytes": STAGING // 4,
         "slices": tile.registers // 32,
@@ -125,51 +166,40 @@ def lower(wgmma: WgmmaParts, tile: WgmmaTile, sm_count: int, words: str, title: 
         "tail": columns.size % wgmma.width != 0,
         "lanes": SLICE // wgmma.width,
         "pass_rows": 32 * wgmma.width // SLICE,
-        "c": parts.c_text("staged[l]"),
+        "c": wgmma.parts.c_text("staged[l]"),
         "setup": body.setup,
         "loads": body.loads,
         "body": body.body,
         "stores": body.stores,
         "sums": sums.fields(),
     }
-    name = entry_name(words, fields, signature.params, tile)
-    kernel = KernelSpec(
-        "cuda/matmul_wgmma.py.j2",
-        name,
-        signature.params,
-        fields,
-        block=sum(r.threads for r in ROLES),
-        shared_bytes=tile.shared_bytes,
-        min_blocks=1,
-        shared=tile.layout(),
-        roles=ROLES,
-    )
-    finish = sums.finish(words, title)
-    launches = [Launch(1 + i, blocks, args) for i, (_, blocks, args) in enumerate(finish)]
-    return Recipe((kernel, *(k for k, _, _ in finish)), (*sums.steps(), Launch(0, grid, signature.args), *launches), sums.nbytes)
 
 
-def _placed(wgmma: WgmmaParts, tile: WgmmaTile) -> tuple[tuple[Input, str, str, int, int], ...]:
-    """Each input with its name, its first row in a tile, its rows, and where its tile begins in a stage."""
-    return (wgmma.rows, "a", "r0", tile.bm, 0), (wgmma.columns, "b", "c0", tile.bn, tile.bm * BK * 2)
-
-
-def _input(x: Input, name: str, first: str, rows: int, at: int, signature: Signature) -> dict[str, Any]:
-    """What the template needs of an input: its descriptor, the copies that bring its tile, how wgmma reads it."""
-    batch = [v.name for v, _ in x.batch]
+def _input(x: Input, name: str, first: str, rows: int, at: int, shared_by: int, signature: Signature) -> dict[str, Any]:
+    """What the template needs of an input: its descriptor, the copies that bring its tile (of ``rows`` rows from ``first`` on, to byte ``at`` of a
+    stage; of which each of ``shared_by`` blocks brings a part to all), how wgmma reads it."""
+    part = rows // shared_by
+    begin, place = (first, "to") if shared_by == 1 else (f"uint32({first} + half)", "uint32(to + half_bytes)")
     copies = []
-    for n in range(1 if x.by_k else rows // 64):
-        free = f"uint32({first} + uint32({64 * n}))" if n else first
+    for n in range(1 if x.by_k else part // 64):
+        free = f"uint32({begin} + uint32({64 * n}))" if n else begin
         inner, outer = ("k0", free) if x.by_k else (free, "k0")
-        copies.append({"offset": at + n * 64 * BK * 2, "at": ", ".join((inner, outer, *batch))})
+        copies.append(
+            {
+                "call": "tma_load" if shared_by == 1 else "tma_multicast",
+                "to": f"uint32({place} + uint32({at + n * 64 * LINE}))",
+                "at": ", ".join((inner, outer, *(v.name for v, _ in x.batch))),
+                "mask": "" if shared_by == 1 else f", {(1 << shared_by) - 1}",
+            }
+        )
     return {
         "name": name,
-        "param": signature.descriptor(x.tensor_map(signature.memory_of(x.tensor), rows)),
+        "param": signature.descriptor(x.tensor_map(signature.memory_of(x.tensor), part)),
         "copies": copies,
         "offset": at,
         "free": int(not x.by_k),
         # bytes between blocks of 64 along the free dim (unused where k is contiguous), and between groups of 8 lines
-        "leading": 16 if x.by_k else 64 * BK * 2,
+        "leading": 16 if x.by_k else 64 * LINE,
         "stride": 1024,
         "swizzle": 128,
     }
@@ -196,4 +226,6 @@ def coordinates(batch: list[Var], counts: tuple[int, int], tile: WgmmaTile) -> l
             lines.append(f"deep = min(uint32({group}), uint32(uint32({rows}) - {first}))")
             deep = "deep"
         lines += [f"tr = uint32({first} + uint32(ti % {deep}))", f"tc = uint32(ti // {deep})"]
+    if tile.cluster > 1:
+        lines.append(f"tr = uint32(uint32(tr * uint32({tile.cluster})) + rank)")
     return [*lines, f"r0 = uint32(tr * uint32({tile.bm}))", f"c0 = uint32(tc * uint32({tile.bn}))"]

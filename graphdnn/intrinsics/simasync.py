@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.intrinsics.errors import SimulationError
-from graphdnn.intrinsics.simmachine import BASE, WARP, WARPGROUP, Barrier, Copy, Group, Machine, Meeting, machine
+from graphdnn.intrinsics.simmachine import BASE, WARP, WARPGROUP, Barrier, Copy, Group, Machine, Meeting, alive, machine, machines
 from graphdnn.intrinsics.simtypes import TYPES, type_name
 
 
@@ -57,7 +57,8 @@ def barrier_init(address: int, count: int) -> None:
     """Model of mbarrier.barrier_init."""
     m = machine()
     m.place(address, 8, 8, "barrier_init")
-    m.barriers[address] = Barrier(count, len(m.clocks))
+    m.after_barrier()
+    m.barriers[address] = Barrier(count, len(m.clocks), (m.thread, int(m.clocks[m.thread, m.thread])))
     m.fenced = False
 
 
@@ -69,15 +70,34 @@ def barrier_init_fence() -> None:
 def barrier_expect(address: int, nbytes: int) -> None:
     """Model of mbarrier.barrier_expect."""
     m = machine()
-    bar = m.barrier(address)
-    bar.bytes += nbytes
-    m.arrive(bar, address)
+    m.barrier(address).bytes += nbytes
+    m.arrive(address)
 
 
 def barrier_arrive(address: int) -> None:
     """Model of mbarrier.barrier_arrive."""
-    m = machine()
-    m.arrive(m.barrier(address), address)
+    machine().arrive(address)
+
+
+def barrier_arrive_remote(address: int, rank: int) -> None:
+    """Model of mbarrier.barrier_arrive_remote."""
+    alive(rank, "barrier_arrive_remote").arrive(address)
+
+
+def cluster_rank() -> int:
+    """Model of mbarrier.cluster_rank."""
+    return machine().rank
+
+
+def cluster_sync() -> None:
+    """Model of mbarrier.cluster_sync: all threads of the cluster, whatever place in the text they come from."""
+    m, first = machine(), machines()[0]
+    first.met += 1
+    number = (first.met - 1) // (len(machines()) * m.block.size) + 1
+    m.wait(lambda: first.met >= number * len(machines()) * m.block.size, "cluster_sync", "cluster", number)
+    if m.synced < number:
+        m.synced = number
+        m.join(range(m.block.size))
 
 
 def barrier_wait(address: int, parity: int) -> None:
@@ -86,9 +106,8 @@ def barrier_wait(address: int, parity: int) -> None:
     bar = m.barrier(address)
     if parity not in (0, 1):
         raise SimulationError(f"barrier_wait: parity {parity} is neither 0 nor 1")
-    m.wait(
-        lambda: bar.phase % 2 != parity, f"the barrier at {address - BASE} (parity {parity}, {bar.pending} arrivals and {bar.bytes} bytes missing)"
-    )
+    missing = f"{bar.pending} arrivals and {bar.bytes} bytes missing"
+    m.wait(lambda: bar.phase % 2 != parity, f"the barrier at {address - BASE} (parity {parity}, {missing})", address, parity)
     m.clocks[m.thread] = np.maximum(m.clocks[m.thread], bar.clock)
 
 
@@ -135,7 +154,17 @@ def tma_prefetch(handle: int) -> None:
 
 def tma_load(to: int, handle: int, bar: int, at: tuple[int, ...]) -> None:
     """Model of tma.tma_load."""
-    m, map = machine(), _map(handle)
+    _start_copy(machine(), _map(handle), to, bar, at)
+
+
+def tma_multicast(to: int, handle: int, bar: int, at: tuple[int, ...], mask: int) -> None:
+    """Model of tma.tma_multicast."""
+    for rank in range(mask.bit_length()):
+        if mask >> rank & 1:
+            _start_copy(alive(rank, "tma_multicast"), _map(handle), to, bar, at)
+
+
+def _start_copy(m: Machine, map: TensorMap, to: int, bar: int, at: tuple[int, ...]) -> None:
     if len(at) != len(map.box):
         raise SimulationError(f"tma_load: {len(at)} coordinates for a tensor map of {len(map.box)} dims")
     nbytes = int(np.prod(map.box)) * map.array.itemsize
@@ -220,8 +249,9 @@ def _multiply(
 
     def product() -> Any:
         total = np.zeros((blocks, 64, columns), np.float32)
-        for block, (x, xs), (y, ys) in tiles:
-            total[block] += m.fetch(x, xs, kind) @ m.fetch(y, ys, kind).T
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block, (x, xs), (y, ys) in tiles:
+                total[block] += m.fetch(x, xs, kind) @ m.fetch(y, ys, kind).T
         return np.concatenate([total[b][rows, cols] for b in range(blocks)], axis=1)
 
     return product, reads
@@ -254,7 +284,7 @@ def wgmma_wait(acc: Accumulator, younger: int) -> Accumulator:
     groups = m.groups.get(m.thread // WARPGROUP, [])
     waited = groups[: max(m.issued[m.thread] - younger, 0)]
     if waited:
-        m.wait(lambda: waited[-1].joined == WARPGROUP, "wgmma_wait, for the other threads of the warpgroup")
+        m.wait(lambda: waited[-1].joined == WARPGROUP, "wgmma_wait, for the other threads of the warpgroup", id(waited[-1]))
     for group in reversed(waited):
         if group.done:
             break
@@ -341,7 +371,7 @@ def _meet(what: str, value: Any = None) -> tuple[Machine, list[Any]]:
             first = m.thread - lane
             m.join(range(first, first + WARP))
     else:
-        m.wait(lambda: number in at.results, what)
+        m.wait(lambda: number in at.results, what, "warp", m.thread // WARP, number)
     return m, at.results[number]
 
 

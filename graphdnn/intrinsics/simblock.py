@@ -28,38 +28,53 @@ class _Abandoned(BaseException):
 
 
 class _Thread:
-    """One CUDA thread: number, and while it waits: until when, where (text and line)."""
+    """One CUDA thread: number (counted through the blocks of a cluster), place in its block ``x``, ``rank`` of the block; and while it waits: until
+    when, where (text and line). Threads with the same ``key`` wait for the same."""
 
-    __slots__ = ("line", "number", "ready", "where", "wake", "x")
+    __slots__ = ("key", "line", "number", "rank", "ready", "where", "wake", "x")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, size: int) -> None:
         self.number = number
-        self.x = _int32(number)
+        self.rank = number // size
+        self.x = _int32(number % size)
         self.wake = threading.Lock()
         self.wake.acquire()
         self.ready: Callable[[], bool] = bool
+        self.key: Any = None
         self.where, self.line = "", 0
 
 
 class Block:
-    """The running block: its threads, shared memory and barriers. Models reach it as ``current()``.
+    """The running block, or the blocks of a cluster: threads, shared memory and barriers. Models reach it as ``current()``.
 
     ``wait(ready, where, line)`` is what every blocking intrinsic is made of. ``late``: asynchronous work under way; the last is done when no thread
     can go on without it, never earlier. ``at_end``: checks of what must hold once all threads have ended.
     """
 
-    def __init__(self, index: int, size: int, grid: int, dynamic_bytes: int) -> None:
-        self.index, self.size, self.grid = _int32(index), size, grid
-        self.memory = SharedMemory(dynamic_bytes)
-        self.arrays: dict[tuple[Any, int], SharedArray] = {}
+    def __init__(self, index: int, size: int, grid: int, dynamic_bytes: int, cluster: int = 1) -> None:
+        """``cluster`` blocks of ``size`` threads, from number ``index`` on. ``ended``: threads of each that have ended."""
+        self.first, self.size, self.grid, self.cluster = index, size, grid, cluster
+        self.memories = [SharedMemory(dynamic_bytes) for _ in range(cluster)]
+        self.ended = [0] * cluster
+        self.arrays: dict[tuple[Any, int, int], SharedArray] = {}
         self.failure: BaseException | None = None
         self.failed_thread = 0
         self.late: list[Callable[[], None]] = []
         self.at_end: list[Callable[[], None]] = []
-        self._todo = deque(range(size))
+        self._todo = deque(range(size * cluster))
         self._waiting: deque[_Thread] = deque()
-        self._arrived: list[tuple[_Thread, tuple[Any, int]]] = []
+        self._arrived: list[list[tuple[_Thread, tuple[Any, int]]]] = [[] for _ in range(cluster)]
         self._done = threading.Event()
+
+    @property
+    def index(self) -> Any:
+        """Number of the running thread's block."""
+        return _int32(self.first + self.thread.rank)
+
+    @property
+    def memory(self) -> SharedMemory:
+        """Shared memory of the running thread's block."""
+        return self.memories[self.thread.rank]
 
     def run(self, entry: Callable[[], None], pool: ThreadPoolExecutor) -> None:
         """Run all threads to their end, or until one fails (``failure``). ``pool`` must have room for every thread of a block."""
@@ -70,9 +85,10 @@ class Block:
     def _work(self) -> None:
         """Run CUDA threads one after another, as long as there are new ones; then let a waiting one go on."""
         while self._todo and self.failure is None:
-            self.thread = _Thread(self._todo.popleft())
+            self.thread = _Thread(self._todo.popleft(), self.size)
             try:
                 self._entry()
+                self.ended[self.thread.rank] += 1
             except _Abandoned:
                 pass
             except BaseException as error:  # an error of any kind must end the block, or its waiting threads would hang
@@ -102,7 +118,16 @@ class Block:
         chosen.wake.release()
 
     def _ready_thread(self) -> _Thread | None:
-        return next((t for t in self._waiting if self.failure is not None or t.ready()), None)
+        """The first waiting thread that can go on; what many wait for is looked at once."""
+        blocked: set[Any] = set()
+        for t in self._waiting:
+            if t.key in blocked:
+                continue
+            if self.failure is not None or t.ready():
+                return t
+            if t.key is not None:
+                blocked.add(t.key)
+        return None
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do work that belongs to no thread; its error is the block's."""
@@ -111,12 +136,12 @@ class Block:
         except SimulationError as error:
             self._fail(error)
 
-    def wait(self, ready: Callable[[], bool], where: str, line: int) -> None:
-        """Let others run until ``ready()``; ``where`` and ``line`` are for the report of a deadlock."""
+    def wait(self, ready: Callable[[], bool], where: str, line: int, key: Any = None) -> None:
+        """Let others run until ``ready()``; ``where`` and ``line`` are for the report of a deadlock. Threads with equal keys wait for the same."""
         if ready():
             return
         me = self.thread
-        me.ready, me.where, me.line = ready, where, line
+        me.ready, me.where, me.line, me.key = ready, where, line, key
         self._waiting.append(me)
         if self._todo and self.failure is None:
             self._pool.submit(self._work)
@@ -128,17 +153,18 @@ class Block:
 
     def barrier(self, line: int, site: tuple[Any, int]) -> None:
         """All threads of the block must come here, to the same place in the text."""
-        if self._arrived and self._arrived[0][1] != site:
-            first, me = self._arrived[0][0], self.thread.number
+        memory, arrived = self.memory, self._arrived[self.thread.rank]
+        if arrived and arrived[0][1] != site:
+            first, me = arrived[0][0], self.thread.number
             raise SimulationError(f"threads wait at different barriers: thread {me} in line {line}, thread {first.number} in line {first.line}")
-        self._arrived.append((self.thread, site))
-        if len(self._arrived) == self.size:
-            self._arrived.clear()
-            self.memory.epoch += 1
+        arrived.append((self.thread, site))
+        if len(arrived) == self.size:
+            arrived.clear()
+            memory.epoch += 1
             return
-        epoch = self.memory.epoch
+        epoch = memory.epoch
         self.thread.line = line
-        self.wait(lambda: self.memory.epoch != epoch, "syncthreads", line)
+        self.wait(lambda: memory.epoch != epoch, "syncthreads", line, (id(memory), epoch))
 
     def _deadlock(self) -> str:
         places: dict[str, list[int]] = {}
@@ -146,7 +172,7 @@ class Block:
             places.setdefault(f"at {t.where} in line {t.line}", []).append(t.number)
         waiting = {t.number for t in self._waiting}
         text = "; ".join(f"{_spans(numbers)} wait {place}" for place, numbers in places.items())
-        ended = [n for n in range(self.size) if n not in waiting]
+        ended = [n for n in range(self.size * self.cluster) if n not in waiting]
         return f"deadlock: {text}" + (f"; {_spans(ended)} ended" if ended else "")
 
 
@@ -226,7 +252,7 @@ class _Shared:
     @staticmethod
     def array(shape: Any, dtype: Any) -> SharedArray:
         block, frame = current(), sys._getframe(1)
-        site = (frame.f_code, frame.f_lasti)
+        site = (frame.f_code, frame.f_lasti, block.thread.rank)
         found = block.arrays.get(site)
         if found is None:
             found = block.arrays[site] = _shared_array(block, shape, dtype.TYPE)

@@ -25,10 +25,12 @@ _REGISTERS = 65536
 
 
 class Barrier:
-    """An mbarrier. ``phase``: phases that have ended. ``pending``: arrivals that the current one still needs. ``bytes``: announced and not landed."""
+    """An mbarrier. ``phase``: phases that have ended. ``pending``: arrivals that the current one still needs. ``bytes``: announced and not
+    landed. ``born``: thread that made it, and its clock then."""
 
-    def __init__(self, count: int, threads: int) -> None:
+    def __init__(self, count: int, threads: int, born: tuple[int, int]) -> None:
         self.count = self.pending = count
+        self.born = born
         self.bytes = 0
         self.phase = 0
         self.clock = np.zeros(threads, np.int64)
@@ -70,9 +72,10 @@ class Meeting:
 class Machine:
     """What a block has besides threads and plain shared memory."""
 
-    def __init__(self, block: Any) -> None:
-        self.block = block
-        memory, threads = block.memory, block.size
+    def __init__(self, block: Any, rank: int) -> None:
+        self.block, self.rank = block, rank
+        self.memory = memory = block.memories[rank]
+        threads = block.size
         self.start = len(memory.data) - memory.dynamic_bytes
         self.size = memory.dynamic_bytes
         self.bytes = np.frombuffer(memory.data, np.uint8)[self.start :]
@@ -94,15 +97,16 @@ class Machine:
         self.reader = np.full(self.size // 4, -1, np.int64)
         self.was_read = np.zeros(self.size // 4, np.int64)
         self.line = 0
+        self.met = self.synced = 0
 
     @property
     def thread(self) -> int:
-        """Number of the running thread."""
-        return int(self.block.thread.number)
+        """Number of the running thread in its block."""
+        return int(self.block.thread.x)
 
-    def wait(self, ready: Callable[[], bool], where: str) -> None:
-        """Let others run until ``ready()``."""
-        self.block.wait(ready, where, self.line)
+    def wait(self, ready: Callable[[], bool], where: str, *key: Any) -> None:
+        """Let others run until ``ready()``; threads of the block with an equal ``key`` wait for the same."""
+        self.block.wait(ready, where, self.line, (self.rank, *key) if key else None)
 
     def place(self, address: int, nbytes: int, alignment: int, what: str) -> int:
         """Offset in dynamic shared memory of a checked address."""
@@ -116,8 +120,8 @@ class Machine:
     # -- what happens before what ---------------------------------------------------------------------------------------------------------
     def after_barrier(self) -> None:
         """A syncthreads since the last look orders everything before it."""
-        if self.epoch != self.block.memory.epoch:
-            self.epoch = self.block.memory.epoch
+        if self.epoch != self.memory.epoch:
+            self.epoch = self.memory.epoch
             self.join(range(len(self.clocks)))
 
     def join(self, threads: Any) -> None:
@@ -150,15 +154,20 @@ class Machine:
         if found is None:
             raise SimulationError(f"there is no barrier at shared address {address:#x}; barrier_init was not called")
         self.after_barrier()
+        maker, clock = found.born
+        if self.rank == self.block.thread.rank and self.clocks[self.thread, maker] < clock:
+            raise SimulationError(f"thread {self.thread} uses a barrier that thread {maker} has made, but they have not met since (syncthreads)")
         return found
 
-    def arrive(self, bar: Barrier, address: int) -> None:
-        """One arrival of the running thread."""
+    def arrive(self, address: int) -> None:
+        """One arrival of the running thread, which may be of another block."""
+        bar = self.barrier(address)
         if bar.pending == 0:
             raise SimulationError(f"barrier at {address:#x}: more than {bar.count} arrivals in phase {bar.phase}")
         bar.pending -= 1
-        bar.clock = np.maximum(bar.clock, self.clocks[self.thread])
-        self.clocks[self.thread, self.thread] += 1
+        if self.rank == self.block.thread.rank:
+            bar.clock = np.maximum(bar.clock, self.clocks[self.thread])
+            self.clocks[self.thread, self.thread] += 1
         bar.settle()
 
     # -- copies ---------------------------------------------------------------------------------------------------------------------------
@@ -203,19 +212,36 @@ class Machine:
             raise SimulationError("the block ended with a wgmma that no thread has waited for")
 
 
-_machines: WeakKeyDictionary[Any, Machine] = WeakKeyDictionary()
+_machines: WeakKeyDictionary[Any, list[Machine]] = WeakKeyDictionary()
 
 
-def machine() -> Machine:
-    """The machine of the running block."""
+def machines() -> list[Machine]:
+    """The machines of the running cluster, by rank."""
     from graphdnn.intrinsics import simblock
 
     block = simblock.current()
     found = _machines.get(block)
     if found is None:
-        found = _machines[block] = Machine(block)
-        block.at_end.append(found.finish)
+        found = _machines[block] = [Machine(block, rank) for rank in range(block.cluster)]
+        block.at_end.extend(m.finish for m in found)
     return found
+
+
+def machine() -> Machine:
+    """The machine of the running thread's block."""
+    from graphdnn.intrinsics import simblock
+
+    return machines()[simblock.current().thread.rank]
+
+
+def alive(rank: int, what: str) -> Machine:
+    """The machine of another block of the cluster, which must not have ended."""
+    found = machines()
+    if not 0 <= rank < len(found):
+        raise SimulationError(f"{what}: the cluster has {len(found)} blocks, none of rank {rank}")
+    if found[rank].block.ended[rank] == found[rank].block.size:
+        raise SimulationError(f"{what}: block {rank} of the cluster has ended, its shared memory is gone (cluster_sync)")
+    return found[rank]
 
 
 def swizzled(addresses: Any, swizzle: int) -> Any:

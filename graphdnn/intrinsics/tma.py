@@ -2,6 +2,7 @@
 
 ``tma_map(d0)``: address of a descriptor parameter. ``tma_prefetch(map)``: fetch the descriptor itself. ``tma_load(to, map, bar, (x, y, ...))``: copy
 the box whose first element has these coordinates, the contiguous dim first; what lies outside the tensor arrives as zeros and counts as well.
+``tma_multicast(to, map, bar, (x, y, ...), mask)``: the same into each block of the cluster whose bit is set in ``mask``, at the same addresses.
 With a 128-byte swizzle ``to`` is a multiple of 1024, and 16-byte piece i of 128-byte line j lies at place i ^ (j % 8) of the line.
 """
 
@@ -29,9 +30,12 @@ def _prefetch(o: Emit, map: Value) -> None:
     statement(o, "prefetch.tensormap [$0];", "l", map)
 
 
-def _load(o: Emit, to: Value, map: Value, bar: Value, at: list[Value]) -> None:
+def _load(o: Emit, to: Value, map: Value, bar: Value, at: list[Value], mask: int = 0) -> None:
     places = ", ".join(f"${3 + i}" for i in range(len(at)))
-    text = f"cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {{{places}}}], [$2];"
+    copy = f"cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    text = f"{copy} [$0], [$1, {{{places}}}], [$2];"
+    if mask:
+        text = f"{{\n.reg .b16 all;\nmov.b16 all, {mask};\n{copy}.multicast::cluster [$0], [$1, {{{places}}}], [$2], all;\n}}"
     statement(o, text, ",".join(["r", "l", "r", *["r"] * len(at)]), to, map, bar, *at)
 
 
@@ -39,5 +43,6 @@ INSTRUCTIONS: tuple[Any, ...] = (
     Instruction("tma_map", ("map",), "u64", _map, sim.tma_map),
     Instruction("tma_prefetch", ("u64",), "void", _prefetch, sim.tma_prefetch),
     Instruction("tma_load", ("u32", "u64", "u32", "coordinates"), "void", _load, sim.tma_load),
+    Instruction("tma_multicast", ("u32", "u64", "u32", "coordinates", "literal"), "void", _load, sim.tma_multicast),
 )
 """The rows of this file."""

@@ -118,7 +118,7 @@ class SimulatorExecutable(Executable):
 
     def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
         """Run all steps to their end; ``stream`` means nothing here. Raises SimulationError."""
-        size = max((k.spec.block for k in self._kernels), default=1)
+        size = max((k.spec.block * k.spec.cluster for k in self._kernels), default=1)
         with _LAUNCHES, ThreadPoolExecutor(max(1, size)) as pool:
             if workspace:
                 ctypes.memset(workspace, _UNSET_WORKSPACE, self._workspace_bytes)
@@ -162,11 +162,13 @@ class SimulatorExecutable(Executable):
             args = [self._argument(p, a, pointers, scalars, workspace) for p, a in zip(spec.params, step.args, strict=True)]
         except SimulationError as error:
             raise SimulationError(explain(f"kernel '{spec.name}': {error}")) from error
-        for index in range(step.grid):
-            block = Block(index, spec.block, step.grid, spec.shared_bytes)
+        if step.grid % spec.cluster:
+            raise SimulationError(explain(f"kernel '{spec.name}': the grid is no multiple of its clusters", expected=spec.cluster, found=step.grid))
+        for index in range(0, step.grid, spec.cluster):
+            block = Block(index, spec.block, step.grid, spec.shared_bytes, spec.cluster)
             run_block(block, lambda: kernel.entry(*args), pool)
             if block.failure is not None:
-                _report(kernel, block.failure, index, block.failed_thread)
+                _report(kernel, block.failure, index + block.failed_thread // spec.block, block.failed_thread % spec.block)
 
     def _argument(self, param: Param, arg: Arg, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> Any:
         """The object that the kernel gets for one parameter."""

@@ -27,7 +27,7 @@ PROBLEMS = {
 }
 
 
-def kernels(problem: Problem, config: int | None = None):
+def kernels(problem: Problem, config: str | None = None):
     g = planned(problem, "sm_90")
     return g._plans.plan_at(plan_index(g, config)).recipe.kernels
 
@@ -41,19 +41,19 @@ def check_machine_code(spec) -> None:
         return sum(n for op, n in ops.items() if op.startswith(prefix))
 
     assert (seen["double"], seen["local"], seen["spills"], seen["facts"]["stack_bytes"]) == (0, 0, 0, 0)
-    assert count("USETMAXREG") == 2 and count("UTMALDG") and count("UTMACCTL") and ops["BAR.SYNC.DEFER_BLOCKING"] == 1
+    assert count("USETMAXREG") == 2 and count("UTMALDG") and count("UTMACCTL") and ops["BAR.SYNC.DEFER_BLOCKING"] == (spec.cluster == 1)
     assert count("HGMMA") == spec.fields["steps"] * spec.fields["blocks"]
     assert count("WARPGROUP.DEPBAR") == len(re.findall(r"wgmma_wait\(", text)), "a wait after every wgmma"
     assert seen["regs"] <= 168 and spec.shared_bytes <= 232448
     assert all(x.nbytes >= 0 for x in spec.shared) and spec.shared_bytes == spec.shared[-1].offset + spec.shared[-1].nbytes
 
 
-@pytest.mark.parametrize("config", range(len(TILES)))
-def test_every_tile_shape(config):
-    spec = kernels(TRAINING, config)[0]
+@pytest.mark.parametrize("tile", TILES, ids=repr)
+def test_every_tile_shape(tile):
+    spec = kernels(TRAINING, repr(tile))[0]
     check_machine_code(spec)
-    stores = render(spec).text
-    assert stores.count("erf(") == 1, "the tape stands once, whatever the tile"
+    text = render(spec).text
+    assert text.count("erf(") == 1, "the tape stands once, whatever the tile"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -62,6 +62,14 @@ def test_problems(name):
     check_machine_code(spec)
     for second in finish:
         assert inspect(second)["spills"] == 0
+
+
+def test_clusters_fetch_together():
+    config = next(t for t in TILES if t.cluster == 2)
+    seen = inspect(kernels(TRAINING, repr(config))[0])
+    ptx = seen["binary"].texts["ptx"]
+    assert ".explicitcluster" in ptx and ".reqnctapercluster 2, 1, 1" in ptx and "multicast::cluster" in ptx
+    assert any(op.startswith("UTMALDG") and "MULTICAST" in op for op in seen["opcodes"])
 
 
 def test_wide_accesses():
