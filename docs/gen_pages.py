@@ -80,9 +80,18 @@ def parameter(p: inspect.Parameter) -> str:
     return f"{p.name}={p.default if isinstance(p.default, Enum) else repr(p.default)}"
 
 
-def structured() -> str:
+STRUCTURED = ("matmul", "reduction", "reshape", "transpose", "slice", "concatenate")
+NORMALIZATION = (
+    "layernorm layernorm_backward rmsnorm rmsnorm_backward adalayernorm adalayernorm_backward instancenorm instancenorm_backward "
+    "groupnorm groupnorm_backward batchnorm batchnorm_backward batchnorm_inference genstats bn_finalize dbn_weight"
+).split()
+SOFTMAX = ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward", "logsumexp_backward")
+
+
+def methods(names: Iterable[str]) -> str:
+    """Signature and docstring of methods of a graph."""
     parts = []
-    for name in ("matmul", "reduction", "reshape", "transpose", "slice", "concatenate"):
+    for name in names:
         method = getattr(graphdnn.pygraph, name)
         arguments = ", ".join(parameter(p) for p in inspect.signature(method).parameters.values() if p.name != "self")
         parts.append(f"### {name}\n\n`{name}({arguments})`\n\n{inspect.cleandoc(method.__doc__)}".replace("``", "`"))
@@ -141,7 +150,9 @@ def error_sample() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "pointwise": pointwise,
     "reductions": reductions,
-    "structured": structured,
+    "structured": lambda: methods(STRUCTURED),
+    "normalization": lambda: methods(NORMALIZATION),
+    "softmax": lambda: methods(SOFTMAX),
     "switches": switches,
     "error sample": error_sample,
     "api names": api_names,
