@@ -30,8 +30,9 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 @dataclass(frozen=True)
 class WgmmaTile(Knobs):
     """Tiles of ``bm`` x ``bn`` results, ``stages`` steps of 64 k in flight. ``alternate``: the two consumer warpgroups take tiles in turn, so that
-    the epilogue of one runs under the main loop of the other; else they share a tile, half the rows each. ``group``: rows of tiles that are walked
-    together, for the L2 cache. ``cluster``: blocks whose tiles lie below each other and that fetch the column input together."""
+    the epilogue of one runs under the main loop of the other; else they share a tile, half the rows each. ``cluster``: blocks whose tiles lie below
+    each other and that fetch the column input together. ``group``: rows of tiles that are walked together, for the L2 cache: with 16 of 128 rows the
+    tiles of a wave make about a square."""
 
     bm: int
     bn: int
@@ -215,7 +216,7 @@ def coordinates(batch: list[Var], counts: tuple[int, int], tile: WgmmaTile) -> l
         if batches
         else ["t = tile"]
     )
-    rows, group = counts[0], min(tile.group, counts[0])
+    rows, group = counts[0], min(max(tile.group // tile.cluster, 1), counts[0])
     if group == rows:
         lines += [f"tr = uint32(t % uint32({rows}))", f"tc = uint32(t // uint32({rows}))"]
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn.intrinsics.errors import SimulationError
-from graphdnn.intrinsics.simmachine import BASE, WARP, WARPGROUP, Barrier, Copy, Group, Machine, Meeting, alive, machine, machines
+from graphdnn.intrinsics.simmachine import BASE, WARP, WARPGROUP, Barrier, Copy, Group, Machine, Meeting, TensorMap, alive, machine, machines
 from graphdnn.intrinsics.simtypes import TYPES, type_name
 
 
@@ -112,23 +112,6 @@ def barrier_wait(address: int, parity: int) -> None:
 
 
 # -- tma.py -------------------------------------------------------------------------------------------------------------------------------
-class TensorMap:
-    """A descriptor parameter: ``array`` has the tensor's elements as unsigned integers, the contiguous dim last."""
-
-    def __init__(self, array: Any, box: tuple[int, ...], swizzle: int) -> None:
-        self.array, self.box, self.swizzle = array, box, swizzle
-        if box[0] * array.itemsize > (swizzle or 256 * array.itemsize) or max(box) > 256:
-            raise SimulationError(f"tensor map: a box of {box} elements is too wide (swizzle {swizzle} bytes)")
-
-    def boxed(self, at: tuple[int, ...]) -> Any:
-        """The box whose first element has the coordinates ``at``, zero where it is outside."""
-        out = np.zeros(self.box[::-1], self.array.dtype)
-        spans = [(c, min(c + b, n)) for c, b, n in zip(at, self.box, self.array.shape[::-1], strict=True)][::-1]
-        if all(a < b for a, b in spans):
-            out[tuple(slice(0, b - a) for a, b in spans)] = self.array[tuple(slice(a, b) for a, b in spans)]
-        return out
-
-
 def tma_map(map: Any) -> int:
     """Model of tma.tma_map."""
     m = machine()

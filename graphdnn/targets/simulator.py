@@ -194,7 +194,7 @@ def _descriptor(name: str, arg: TensorMap, address: int, span: tuple[int, int] |
     import numpy as np
 
     from graphdnn.dtypes import info
-    from graphdnn.intrinsics import simasync
+    from graphdnn.intrinsics.simmachine import TensorMap as Model
 
     if address % 16 or any(s % 16 for s in arg.strides):
         raise SimulationError(f"parameter '{name}': address {address:#x} and strides {arg.strides} must be multiples of 16 bytes")
@@ -204,7 +204,7 @@ def _descriptor(name: str, arg: TensorMap, address: int, span: tuple[int, int] |
     if span is not None and not span[0] <= address <= span[1] - need:
         raise SimulationError(f"parameter '{name}': dims {arg.dims} and strides {strides} reach past the tensor's memory")
     memory: Any = (ctypes.c_char * need).from_address(address)
-    return simasync.TensorMap(np.ndarray(arg.dims[::-1], f"u{size}", memory, strides=strides[::-1]), arg.box, arg.swizzle)
+    return Model(np.ndarray(arg.dims[::-1], f"u{size}", memory, strides=strides[::-1]), arg.box, arg.swizzle)
 
 
 def _report(kernel: _Kernel, failure: BaseException, block: int, thread: int) -> None:
