@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.device import DeviceProps
-from graphdnn.engines import matmul_parts, wgmma_cuda
+from graphdnn.dtypes import data_type
+from graphdnn.engines import matmul_parts
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, header, placeholder, traffic
-from graphdnn.engines.wgmma_cuda import WgmmaTile
-from graphdnn.engines.wgmma_parts import BK, WgmmaParts, take_apart
+from graphdnn.engines.wgmma_tile import BK, WgmmaTile
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
+if TYPE_CHECKING:
+    from graphdnn.engines.wgmma_parts import WgmmaParts
+
+TYPES = (data_type.BFLOAT16, data_type.HALF)
 TILES = (
     WgmmaTile(128, 256, 4, cluster=2),
     WgmmaTile(128, 256, 4),
@@ -51,6 +55,11 @@ class MatmulWgmma(Engine):
         node = graph.nodes[region.anchors[0]]
         if node.op != "MATMUL":
             return reject(f"matmul_wgmma: the anchor '{node.name}' of the region is another op ({node.op})")
+        if node.compute is not data_type.FLOAT:
+            return reject(f"matmul_wgmma: node '{node.name}' computes in {node.compute.name}; wgmma sums bfloat16 and half in FLOAT only")
+        for tensor in (graph.tensors[node.input("A")], graph.tensors[node.input("B")]):
+            if tensor.dtype not in TYPES:
+                return reject(f"matmul_wgmma: input '{tensor.name}' is {tensor.dtype.name}; wgmma takes {' and '.join(t.name for t in TYPES)} here")
         try:
             parts = self._parts(graph, region, placeholder(region))
         except TapeTooLong as error:
@@ -58,6 +67,8 @@ class MatmulWgmma(Engine):
         return parts if isinstance(parts, Status) else OK
 
     def _parts(self, graph: OperationGraph, region: Region, memory: Mapping[int, Buffer]) -> WgmmaParts | Status:
+        from graphdnn.engines.wgmma_parts import take_apart
+
         return take_apart(matmul_parts.take_apart(graph, region, memory, False), graph, region)
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
@@ -94,8 +105,10 @@ class MatmulWgmma(Engine):
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         assert isinstance(knobs, WgmmaTile), f"knobs of another engine: {knobs!r}"
+        from graphdnn.engines import wgmma_cuda
+
         parts = self._parts(graph, region, memory)
-        assert isinstance(parts, WgmmaParts), "the region was accepted"
+        assert not isinstance(parts, Status), f"the region was accepted: {parts}"
         return wgmma_cuda.lower(parts, knobs, device.sm_count, chain(graph, region), header(graph, region, knobs))
 
 

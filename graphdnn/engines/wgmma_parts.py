@@ -14,17 +14,15 @@ from graphdnn.codegen.spec import Buffer, TensorMap
 from graphdnn.codegen.tape import Load, Store
 from graphdnn.dtypes import data_type, info
 from graphdnn.engines.matmul_parts import MatmulParts, Operand
+from graphdnn.engines.wgmma_tile import BK
 from graphdnn.ir.index import Linear, Var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region, reduced_axes
 from graphdnn.status import OK, Status, reject
 
-BK = 64
-"""Values of k in a stage: 128 bytes, one line of the swizzle."""
 LIMIT = 2**31
 ALIGNMENT = 16
-_TYPES = (data_type.BFLOAT16, data_type.HALF)
 _MAX_BATCH = 3
 """Dims that a tensor map has beside the two of the matrix."""
 
@@ -110,8 +108,6 @@ def _contiguous_bytes(parts: MatmulParts, graph: OperationGraph, column: Var) ->
 
 def _sizes(parts: MatmulParts, graph: OperationGraph, region: Region) -> Status:
     where = f"node '{parts.node.name}'"
-    if parts.node.compute is not data_type.FLOAT:
-        return reject(f"matmul_wgmma: {where} computes in {parts.node.compute.name}; wgmma sums bfloat16 and half in FLOAT only")
     if parts.reduced == 0:
         return reject(f"matmul_wgmma: {where} has an empty result")
     if parts.k.size == 0:
@@ -131,12 +127,11 @@ def _input(operand: Operand, free: Var, parts: MatmulParts, graph: OperationGrap
     items = operand.tape.items
     load = items[0] if items else None
     if len(items) != 1 or not isinstance(load, Load) or load.guards:
-        helps = graph.tensors[asked].dtype in _TYPES
-        why = f"matmul_wgmma: input '{name}' is calculated in front of the matmul; the TMA unit only copies"
-        return reject(f"{why}. Storing it first would help" if helps else why, cut=asked if helps else None)
+        why = f"matmul_wgmma: input '{name}' is calculated in front of the matmul; the TMA unit only copies. Storing it first would help"
+        return reject(why, cut=asked)
     tensor = graph.tensors[load.tensor]
-    if tensor.dtype not in _TYPES:
-        return reject(f"matmul_wgmma: input '{name}' is {tensor.dtype.name}; wgmma takes {' and '.join(t.name for t in _TYPES)} here")
+    if tensor.dtype is not graph.tensors[asked].dtype:
+        return reject(f"matmul_wgmma: '{tensor.name}' is {tensor.dtype.name}, and converted in front of the matmul")
     if tensor.alignment < ALIGNMENT:
         return reject(f"matmul_wgmma: '{tensor.name}' is aligned to {tensor.alignment} bytes; TMA needs {ALIGNMENT} (set_alignment)")
     return _strided(load, free, parts, graph)

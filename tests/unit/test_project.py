@@ -40,8 +40,9 @@ ALLOWED = dict.fromkeys(LEAVES, LEAVES) | {
     "frontend": FRONTEND,
     "datatypes": FRONTEND,
     "__init__": FRONTEND,
-    "cli": FRONTEND,
-    "__main__": FRONTEND | {"cli"},
+    "bench": FRONTEND,
+    "cli": FRONTEND | {"bench"},
+    "__main__": FRONTEND | {"bench", "cli"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
