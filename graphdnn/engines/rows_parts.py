@@ -65,7 +65,6 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     loop = variables(region.space)
     axes = reduced_axes(graph, graph.nodes[region.anchors[0]])
     index = index_of(loop)
-    row = _row_index(graph, region, loop, axes)
     sums = {s.node.output_ids[0]: s for s in accumulators(graph, region.anchors, cpu)}
     ready = _ready(graph, region)
     known: dict[int, tuple[str, Index]] = {}
@@ -75,15 +74,17 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
         group = [sums[graph.nodes[a].output_ids[0]] for a in stage]
         each = TapeBuilder(graph, region.reads, known, prefix=f"a{number}_")
         accumulate(each, group, index)
-        known |= {s.node.output_ids[0]: (s.result, row) for s in group}
+        known |= {t: (s.result, _row_index(graph, t, loop, axes)) for s in group for t in s.node.output_ids}
         between = TapeBuilder(graph, region.reads, known, prefix=f"b{number}_")
-        late = [t for t, level in ready.items() if level == number + 1 and graph.tensors[t].dim == graph.tensors[group[0].node.output_ids[0]].dim]
+        results = [graph.tensors[t].dim for s in group for t in s.node.output_ids]
+        late = [t for t, level in ready.items() if level == number + 1 and (t in known or graph.tensors[t].dim in results)]
         for t in late:
             if t not in known:
+                row = _row_index(graph, t, loop, axes)
                 known[t] = (between.value(t, row), row)
         for t in late:
             if t in region.stores:
-                between.store(t, row)
+                between.store(t, known[t][1])
         tapes += [each.tape, between.tape]
         grouped.append(group)
     final = TapeBuilder(graph, region.reads, known, prefix="c_")
@@ -107,8 +108,9 @@ def _ready(graph: OperationGraph, region: Region) -> dict[int, int]:
     return found
 
 
-def _row_index(graph: OperationGraph, region: Region, loop: tuple[Var, ...], axes: tuple[int, ...]) -> Index:
-    if len(graph.tensors[graph.nodes[region.anchors[0]].output_ids[0]].dim) == len(loop):
+def _row_index(graph: OperationGraph, tensor: int, loop: tuple[Var, ...], axes: tuple[int, ...]) -> Index:
+    """Index into a tensor with one element a row, whether the reduced dims were kept or not."""
+    if len(graph.tensors[tensor].dim) == len(loop):
         return tuple(ZERO if a in axes else var(v) for a, v in enumerate(loop))
     return tuple(var(v) for a, v in enumerate(loop) if a not in axes)
 
