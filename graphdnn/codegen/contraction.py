@@ -29,8 +29,18 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A reads its last dim at ``out * step + tap * dilation`` plus a constant, ``out`` the last loop of m and ``tap`` the last of k: neighbouring
+    outputs share most of what they read."""
+
+    step: int
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Contraction:
-    """``out``: the element of the result that (batch, m, n) is. Loops that are given as one number count with the last one fastest."""
+    """``out``: the element of the result that (batch, m, n) is. Loops that are given as one number count with the last one fastest. Where there is
+    a ``window``, the first loop of k counts channels, the rest of k and m spatial dims."""
 
     batch: tuple[Var, ...]
     m: tuple[Var, ...]
@@ -39,6 +49,7 @@ class Contraction:
     a: Read
     b: Read
     out: Index
+    window: Window | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -103,7 +114,7 @@ def _fprop(node: Node, graph: OperationGraph) -> Contraction:
     at, guards = _window(moves, image, _spatial(m), _spatial(k))
     a = Read(x, (var(m[0]), _channel(g, k[0]), *at), guards)
     b = Read(w, (_channel(g, n), var(k[0]), *_taps(k, moves.flipped)))
-    return Contraction((g,), m, n, k, a, b, (var(m[0]), _channel(g, n), *_spatial(m)))
+    return Contraction((g,), m, n, k, a, b, (var(m[0]), _channel(g, n), *_spatial(m)), Window(moves.stride[-1], moves.dilation[-1]))
 
 
 def _dgrad(node: Node, graph: OperationGraph) -> Contraction:
@@ -121,7 +132,7 @@ def _dgrad(node: Node, graph: OperationGraph) -> Contraction:
         guards += _within(spread, 0, (p - 1) * step + 1) + _within(modulo(spread, step), 0, 1)
     a = Read(dy, (var(m[0]), _channel(g, k[0]), *index), tuple(guards))
     b = Read(w, (_channel(g, k[0]), var(n), *_taps(k, not moves.flipped)))
-    return Contraction((g,), m, n, k, a, b, (var(m[0]), _channel(g, n), *_spatial(m)))
+    return Contraction((g,), m, n, k, a, b, (var(m[0]), _channel(g, n), *_spatial(m)), Window(1, moves.dilation[-1]))
 
 
 def _wgrad(node: Node, graph: OperationGraph) -> Contraction:

@@ -6,16 +6,18 @@ pointwise.py     0  any DAG of pointwise and movement ops over one space
 reduction.py     1  reductions of one space over the same axes
 matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart, matmul_cpu.py (loops: strips.py) and matmul_cuda.py lower it
                  5  portable convolution, as an implicit matmul
+conv_direct.py   6  convolution on a CPU, without a matrix
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
 """
 
 from __future__ import annotations
 
 from graphdnn.engines.base import Engine
+from graphdnn.engines.conv_direct import ConvDirect
 from graphdnn.engines.matmul_simt import ConvImplicitGemm, MatmulSimt
 from graphdnn.engines.matmul_wgmma import MatmulWgmma
 from graphdnn.engines.pointwise import Pointwise
 from graphdnn.engines.reduction import Reduction
 from graphdnn.engines.rows import Rows
 
-ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt(), ConvImplicitGemm())
+ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt(), ConvDirect(), ConvImplicitGemm())

@@ -3,6 +3,7 @@ and full epilogue reductions. A convolution reads its input through a window: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -118,6 +119,15 @@ class ConvImplicitGemm(MatmulSimt):
 
     def _takes(self, op: str) -> bool:
         return op != "MATMUL"
+
+    def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
+        """On a CPU, the unfolded input too: written once and read by BLAS."""
+        seconds = super()._cost(graph, region, device, knobs)
+        form = contraction(graph.nodes[region.anchors[0]], graph)
+        if isinstance(knobs, SimtTile) or not form.a.guards and math.prod(v.size for v in form.k[1:]) == 1:
+            return seconds
+        batch, m, _, k = form.sizes
+        return seconds + batch * m * k * self._item(graph, region) / (5e9 * max(device.cores, 1))
 
     def _rows(self, parts: MatmulParts, knobs: PanelCpu) -> int:
         """Fewer where the unfolded rows of a panel would not stay in cache."""

@@ -7,7 +7,7 @@
       +-- convert.py arith.py elementary.py   rows: typing rule, CPU form, CUDA form, simulator model (forms.py says what a row is)
       |     +-- emit.py                       the LLVM forms write through it
       |     +-- lower.py                      row -> numba intrinsic
-      +-- memory.py                           vector access, atomics, thread arrays
+      +-- memory.py register_tile.py          vector access, atomics, thread arrays; sums in a CPU's vector registers
       +-- mbarrier.py tma.py wgmma.py staging.py warp.py   instructions: PTX, simulator model (instruction.py says what a row is)
       |     +-- lower_ptx.py                  row -> numba intrinsic; the type of a descriptor parameter
       |     +-- simasync.py                   the models: asynchronous copies, barriers, tensor cores
@@ -36,8 +36,8 @@ def digest() -> str:
 def namespace(target: Literal["cpu", "cuda", "cudasim"]) -> dict[str, Any]:
     """A fresh dict of every name that kernel text for ``target`` may use; execute the text in it.
 
-    Types (float32, ..., uint64), ``math``, conversions, arithmetic and elementary functions everywhere; ``local_array`` on the CPU; ``cuda``,
-    vload, vstore and the atomics on CUDA and in the simulator.
+    Types (float32, ..., uint64), ``math``, conversions, arithmetic and elementary functions everywhere; ``local_array`` and ``tile_madd`` on the CPU;
+    ``cuda``, vload, vstore and the atomics on CUDA and in the simulator.
     """
     return dict(_simulated() if target == "cudasim" else _compiled(target))
 
@@ -60,12 +60,12 @@ def _instructions() -> tuple[Any, ...]:
 def _compiled(target: Literal["cpu", "cuda"]) -> dict[str, Any]:
     import math
 
-    from graphdnn.intrinsics import lower, memory
+    from graphdnn.intrinsics import lower, memory, register_tile
 
     names: dict[str, Any] = {"math": math} | {k: v for k, v in lower.NUMBA_TYPES.items() if k != "bool"}
     names |= {row.name: lower.make(row, target) for row in _rows()}
     if target == "cpu":
-        return names | memory.CPU
+        return names | memory.CPU | register_tile.CPU
     from numba import cuda
 
     from graphdnn.intrinsics import lower_ptx

@@ -80,6 +80,22 @@ def column_sums(g, y):
     return g.relu(y)
 
 
+def conv(dtype=F32, kind="fprop", layout="row", stride=1, groups=1):
+    def build(g):
+        p = 20 // stride
+        x, w, dy = (tensor(g, dim, dtype, layout=layout) for dim in ((2, 32, 20, 20), (48, 32 // groups, 3, 3), (2, 48, p, p)))
+        more = {"padding": [1, 1], "stride": [stride] * 2, "dilation": [1, 1], "compute_data_type": F32}
+        if kind == "fprop":
+            y = g.bias(g.conv_fprop(g.relu(x), w, **more), tensor(g, (1, 48, 1, 1)))
+            out(g.relu(y), dtype).set_dim((2, 48, p, p)).set_stride(dy.get_stride())
+        elif kind == "dgrad":
+            out(g.conv_dgrad(g.sigmoid(dy), w, **more).set_dim((2, 32, 20, 20)), dtype)
+        else:
+            out(g.conv_wgrad(x, dy, **more).set_dim((48, 32 // groups, 3, 3)), dtype)
+
+    return build
+
+
 def movement(g):
     x = tensor(g, (6, 8, 40))
     y = g.transpose(g.slice(x, [slice(1, 5), slice(None), slice(0, 40, 2)]), [2, 0, 1]).set_data_type(F32)
@@ -105,6 +121,10 @@ GRAPHS = {
     "matmul column sums": matmul(epilogue=column_sums),
     "matmul prologue": matmul(prologue=lambda g, a: g.relu(g.mul(a, 0.5))),
     "matmul tiny": matmul(mnk=(3, 5, 7)),
+    "conv": conv(),
+    "conv channels last, bf16, strided": conv(D.BFLOAT16, layout="channels_last", stride=2),
+    "conv data gradient, strided, prologue": conv(kind="dgrad", stride=2),
+    "conv weight gradient, grouped": conv(kind="wgrad", groups=2),
     "movement": movement,
 }
 OTHER = {
