@@ -137,9 +137,11 @@ def _order(graph: OperationGraph, loops: Sequence[Var], accesses: Sequence[Load 
 def _operand(graph: OperationGraph, region: Region, read: Read, calc: str, prefix: str) -> Operand:
     builder = TapeBuilder(graph, region.reads, prefix=prefix)
     value = builder.guarded(read.tensor, read.index, calc, read.guards)
-    t = graph.tensors[read.tensor]
     loads = builder.tape.loads()
-    plain = len(builder.tape.items) == 1 and bool(loads) and not loads[0].guards and info(t.dtype).storage == calc and info(t.dtype).decode == "{}"
+    plain = len(builder.tape.items) == 1 and bool(loads) and not loads[0].guards
+    if plain:  # what lies in memory may be of another type than the operand: a movement op converts, and widening takes no instruction
+        row = info(graph.tensors[loads[0].tensor].dtype)
+        plain = row.storage == calc and row.decode == "{}"
     return Operand(builder.tape, value, loads[0].tensor if plain else None)
 
 
