@@ -189,11 +189,23 @@ def test_exempt_rows_need_their_exemption(mode):
     assert DOUBLE.search(plan.sass) or LOCAL.search(plan.sass), f"{mode} is clean now: take it off the list"
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["matmul", "reduction rows", "reduction split", "pointwise bf16 vectors", "matmul bf16 fp8 training"])
+CANDIDATES = {
+    "matmul": GRAPHS["matmul"],
+    "reduction": reductions((64, 1024), (64, 1), modes=("ADD", "AMAX")),
+    "pointwise": GRAPHS["pointwise bf16 vectors"],
+    "fp8 training": GRAPHS["matmul bf16 fp8 training"],
+    "reduction split": GRAPHS["reduction split"],
+    "reduction of nine modes": GRAPHS["reduction rows"],
+}
+QUICK = (("matmul", "sm_80"), ("reduction", "sm_90"), ("pointwise", "sm_90"))
+"""What every test run does; the rest takes minutes."""
+EVERY = [pytest.param(n, a, marks=() if (n, a) in QUICK else pytest.mark.slow) for n in CANDIDATES for a in ARCHS]
+
+
+@pytest.mark.parametrize(("name", "arch"), EVERY)
 def test_every_candidate_is_clean(name, arch):
     """All engines and knob sets, not only the one that the heuristic puts first."""
-    g = compiled(GRAPHS[name], arch, every=True)
+    g = compiled(CANDIDATES[name], arch, every=True)
     plans = [p for p in g._plans if p.built]
     assert len(plans) == g.get_execution_plan_count(), f"some candidates did not build: {g._plans.rejections}"
     for plan in plans:

@@ -56,20 +56,31 @@ def data_for(dtype):
     return {"x0": Data("uniform", -2.5, 2.5), "x1": Data("uniform", 0.3, 2.0), "x2": Data("grid", -1, 1)}
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=lambda d: d.name)
+def types(all_of, quick):
+    """``all_of`` as parameters, those that are not ``quick`` marked slow: they calculate in the same type as a quick one."""
+    return [pytest.param(d, id=d.name, marks=() if d in quick else pytest.mark.slow) for d in all_of]
+
+
+@pytest.mark.parametrize("dtype", types(TYPES, (F32, data_type.DOUBLE, data_type.INT32, data_type.BFLOAT16)))
 @pytest.mark.parametrize("chunk", range(len(CHUNKS)), ids=lambda i: f"{CHUNKS[i][0]}..{CHUNKS[i][-1]}")
 def test_every_mode_on_every_type(device, chunk, dtype):
     check_graph(chunk_graph(CHUNKS[chunk], dtype), device, data=data_for(dtype))
 
 
-@pytest.mark.parametrize("dtype", [F32, data_type.DOUBLE, data_type.HALF], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda d: d.name)
+def test_a_few_modes_on_every_type(device, dtype):
+    """The share of the test above that every run does: how each type is read, converted and stored."""
+    check_graph(chunk_graph(["ADD", "DIV", "RELU_FWD", "GELU_FWD", "CMP_LT", "MOD"], dtype), device, data=data_for(dtype))
+
+
+@pytest.mark.parametrize("dtype", types((F32, data_type.DOUBLE, data_type.HALF), (F32,)))
 @pytest.mark.parametrize("chunk", range(len(CHUNKS)), ids=lambda i: f"{CHUNKS[i][0]}..{CHUNKS[i][-1]}")
 def test_every_mode_on_nan_infinities_zeros_and_extremes(device, chunk, dtype):
     special = Data("special", -3, 3)
     check_graph(chunk_graph(CHUNKS[chunk], dtype), device, data={"x0": special, "x1": special, "x2": special}, may_exclude=0.25)
 
 
-@pytest.mark.parametrize("dtype", [data_type.INT32, data_type.INT8, data_type.UINT8, data_type.INT64], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", types((data_type.INT32, data_type.INT8, data_type.UINT8, data_type.INT64), (data_type.INT64,)))
 @pytest.mark.parametrize("chunk", range(len(CHUNKS)), ids=lambda i: f"{CHUNKS[i][0]}..{CHUNKS[i][-1]}")
 def test_every_mode_on_the_whole_range_of_integers(device, chunk, dtype):
     """Wrap-around, division by zero, modulo of negative numbers."""

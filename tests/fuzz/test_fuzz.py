@@ -8,8 +8,8 @@ from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
 from tests.fuzz.run import limits_for, report, run
 
-CPU_SHARE, CPU_GROUP = 120, 10
-SIM_SHARE = 12
+CPU_SHARE, CPU_GROUP = 80, 5
+SIM_SHARE = 40
 
 
 def checked(seed: int, device: str) -> tuple[int, int]:
