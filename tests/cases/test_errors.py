@@ -126,15 +126,10 @@ def test_U9_unsupported_dtype_is_a_typed_error(dtype):
 
 def test_U9_tensor_without_shape_is_a_typed_error():
     g = graphdnn.pygraph(device="cpu", **FLOAT)
-    x = g.tensor(dim=[], stride=[], name="shapeless") if _empty_dim_is_unset() else graphdnn.tensor().set_name("shapeless")
+    x = graphdnn.tensor().set_name("shapeless")
     g.relu(x).set_output(True)
     with pytest.raises(ValueError, match="shapeless"):
         g.validate()
-
-
-def _empty_dim_is_unset() -> bool:
-    """dims ``()`` are rank 0 (ours); a tensor that never got dims is unset."""
-    return False
 
 
 def test_U9_error_while_building_carries_the_graph():

@@ -62,6 +62,18 @@ def test_B2_far_rows_in_other_ops(device, op):
     np.testing.assert_array_equal(out, rows @ rows.T if op == "matmul" else rows.sum(1, keepdims=True))
 
 
+@pytest.mark.parametrize(("stride", "wide"), [(80, False), (2**30, False), (2**32, True), (2**33, True)])
+def test_B2_index_width_follows_the_largest_offset(stride, wide):
+    """64-bit index arithmetic only where an offset needs it."""
+    g = graphdnn.pygraph(device="sm_90")
+    x = g.tensor(dim=[2, 77], stride=[stride, 1], data_type=U8)
+    g.neg(x).set_output(True).set_data_type(U8).set_dim([2, 77]).set_stride([77, 1])
+    built(g)
+    text = g.plan.source
+    assert ("uint32(cuda.blockIdx.x)" in text) is not wide, text
+    assert ("int64(cuda.blockIdx.x)" in text) is wide, text
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", ["neg", "reduction"])
 def test_B2_more_than_2_to_31_elements(op):
