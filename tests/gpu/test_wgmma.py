@@ -6,9 +6,7 @@ kernel cache. For compute-sanitizer: ``compute-sanitizer --tool memcheck python 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +17,7 @@ from graphdnn import device
 from graphdnn.dtypes import data_type
 from graphdnn.engines.matmul_wgmma import TILES
 from tests.helpers import Data
-from tests.wgmma_problems import Problem, build, bytes_of, check, plan_index, planned, random_problem
+from tests.wgmma_problems import Problem, build, bytes_of, check, compile_all, random_problem
 
 D = data_type
 pytestmark = pytest.mark.gpu
@@ -53,24 +51,6 @@ CASES = {
 
 
 LAYOUTS = {f"a {a}, b {b}": replace(TRAINING, a=a, b=b, pad=8) for a in ("row", "column") for b in ("row", "column")}
-
-
-def compile_one(item: tuple[Problem, str]) -> str:
-    """Compile into the cache, without a GPU; "" or what went wrong."""
-    problem, tile = item
-    try:
-        g = planned(problem, "sm_90")
-        g.build_plan_at_index(plan_index(g, tile))
-    except Exception as error:
-        return f"{problem}, {tile}: {type(error).__name__}: {error}"
-    return ""
-
-
-def compile_all(items: list[tuple[Problem, str]]) -> list[str]:
-    """Compile into the cache with every processor; what went wrong."""
-    workers = max(1, (os.cpu_count() or 2) - 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        return [text for text in pool.map(compile_one, items, chunksize=2) if text]
 
 
 @pytest.fixture(scope="module")
