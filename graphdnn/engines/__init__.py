@@ -5,7 +5,7 @@ space.py         loop variables and loop nests that the families share
 pointwise.py     0  any DAG of pointwise and movement ops over one space
 reduction.py     1  reductions of one space over the same axes
 matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart, matmul_cpu.py (loops: strips.py) and matmul_cuda.py lower it
-                 5  portable convolution, as an implicit matmul
+conv_gemm.py     5  portable convolution, lowered like matmul_simt
 conv_direct.py   6  convolution on a CPU, without a matrix
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from graphdnn.engines.base import Engine
 from graphdnn.engines.conv_direct import ConvDirect
-from graphdnn.engines.matmul_simt import ConvImplicitGemm, MatmulSimt
+from graphdnn.engines.conv_gemm import ConvImplicitGemm
+from graphdnn.engines.matmul_simt import MatmulSimt
 from graphdnn.engines.matmul_wgmma import MatmulWgmma
 from graphdnn.engines.pointwise import Pointwise
 from graphdnn.engines.reduction import Reduction

@@ -1,9 +1,7 @@
-"""Engines ``matmul_simt`` and ``conv_implicit_gemm``: portable contractions of every data type and any strides, with prologue and epilogue tapes
-and full epilogue reductions. A convolution reads its input through a window: its im2col matrix is never stored."""
+"""Engine ``matmul_simt``: portable matmul of every data type and any strides, with prologue and epilogue tapes and full epilogue reductions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,8 +19,6 @@ from graphdnn.passes.regions import Region, of_all
 from graphdnn.status import OK, Status, reject
 
 STATIC_SHARED = 48 * 1024
-PANEL_BYTES = 4 << 20
-"""Unfolded input of a panel of a convolution."""
 STEP_CLOCKS = 700
 """Clocks of one step along k at least: the tiles come from memory or the L2 cache first, and nothing is fetched ahead."""
 
@@ -36,12 +32,13 @@ class PanelCpu(Knobs):
 
 
 class MatmulSimt(Engine):
-    """See the module."""
+    """See the module. ``_takes`` and ``_rows`` are hooks of engines that lower other contractions in the same way."""
 
     id: ClassVar[int] = 2
     name: ClassVar[str] = "matmul_simt"
 
     def _takes(self, op: str) -> bool:
+        """Whether an anchor of this op is the engine's."""
         return op == "MATMUL"
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
@@ -108,27 +105,5 @@ class MatmulSimt(Engine):
         return matmul_cpu.lower(parts, rows, words, title)
 
     def _rows(self, parts: MatmulParts, knobs: PanelCpu) -> int:
+        """Rows of a CPU panel at most."""
         return knobs.rows
-
-
-class ConvImplicitGemm(MatmulSimt):
-    """See the module."""
-
-    id: ClassVar[int] = 5
-    name: ClassVar[str] = "conv_implicit_gemm"
-
-    def _takes(self, op: str) -> bool:
-        return op != "MATMUL"
-
-    def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
-        """On a CPU, the unfolded input too: written once and read by BLAS."""
-        seconds = super()._cost(graph, region, device, knobs)
-        form = contraction(graph.nodes[region.anchors[0]], graph)
-        if isinstance(knobs, SimtTile) or not form.a.guards and math.prod(v.size for v in form.k[1:]) == 1:
-            return seconds
-        batch, m, _, k = form.sizes
-        return seconds + batch * m * k * self._item(graph, region) / (5e9 * max(device.cores, 1))
-
-    def _rows(self, parts: MatmulParts, knobs: PanelCpu) -> int:
-        """Fewer where the unfolded rows of a panel would not stay in cache."""
-        return max(min(knobs.rows, PANEL_BYTES // (max(parts.k.size, 1) * 4)), 128)

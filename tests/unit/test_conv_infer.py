@@ -1,4 +1,4 @@
-"""Convolutions before any kernel: dims, strides, names, both forms of the methods, JSON text, errors (parts 1.5, 1.6, 2.0, 2.1 and 5.2 of the API)."""
+"""Convolutions before any kernel: dims, strides, names, both forms of the methods, JSON text, errors."""
 
 from __future__ import annotations
 
