@@ -7,13 +7,10 @@ import pytest
 
 import graphdnn
 from graphdnn import data_type
-from graphdnn.dtypes import info
 from tests.helpers import Data, check_graph, given
-from tests.norm_cases import DIM, INFERENCE, OPS, TRAINING, VALUES, Bench, data_of, declared, layernorm, layernorm_backward, positive
+from tests.norm_cases import DIM, INFERENCE, OPS, TRAINING, VALUES, Bench, data_of, declared, layernorm, layernorm_backward
 
 F32, F16, BF16, F64 = data_type.FLOAT, data_type.HALF, data_type.BFLOAT16, data_type.DOUBLE
-OVER_SAMPLES = ("layernorm", "rmsnorm", "layernorm_backward", "softmax", "logsumexp")
-OVER_CHANNELS = ("instancenorm", "groupnorm", "batchnorm", "batchnorm_backward", "genstats")
 IN_FLOAT = {"io_data_type": F32, "intermediate_data_type": F32, "compute_data_type": F32}
 
 
@@ -62,12 +59,9 @@ def test_layouts(device, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "op"), [(n, o) for n in LAYOUTS for o in OPS if "2-D" not in n or not o.startswith("instancenorm")])
 def test_every_op_in_every_layout(device, name, op):
     dim, layout = LAYOUTS[name]
-    if len(dim) == 2 and op.startswith(("instancenorm", "groupnorm")):
-        pytest.skip("a sample's channel is one element")
     run(declared([op], dim, layout=layout), device, offsets={"x": 1})
 
 
@@ -389,4 +383,3 @@ def test_tables_agree():
     from graphdnn.opspecs import softmax as softmax_ops
 
     assert {n.op for n in g._nodes} == {s.tag for m in (norm, batchnorm, softmax_ops) for s in m.SPECS}
-    assert positive(["inverse[1]", "x"]).keys() == {"inverse[1]"} and info(F16).bits == 16
