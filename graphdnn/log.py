@@ -6,6 +6,7 @@ its line, so that a reader of the log can parse it.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -20,6 +21,15 @@ _start = time.monotonic()
 def enabled(level: str) -> bool:
     """Whether messages of ``level`` (error, warning, info, debug) are written now."""
     return 0 < env.LOG_LEVELS.index(level) <= env.LOG_LEVELS.index(env.log_level())
+
+
+def quiet_compilers() -> None:
+    """Keep numba from logging at DEBUG where an application sets that for its root logger: numba would write every bytecode it analyses, and
+    numba-cuda 0.30.4 fails in doing so (TypeError in its ``_lazy_pformat``)."""
+    for name in ("numba", "numba_cuda"):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
 
 
 def _write(line: str) -> None:

@@ -164,6 +164,7 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
         source = render.render(spec)
     except Exception as error:  # whatever a template raises is a fault of ours, and another plan may do without that template
         raise BuildError(explain(f"kernel '{spec.name}' cannot be printed by {spec.template}", found=f"{type(error).__name__}: {error}")) from error
+    log.quiet_compilers()
     binary = target.compile(source)
     taken = time.perf_counter() - start
     counters.compile_s += taken

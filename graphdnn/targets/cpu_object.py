@@ -63,8 +63,8 @@ class ObjectCode:
 def host_cpu() -> tuple[str, str, str]:
     """(LLVM triple, CPU name, CPU features) of this process, as LLVM's code generator takes them.
 
-    Without AVX-512: LLVM 20 lowers a masked store of one lane of narrowed integers (``masked.store.v8i16`` of a ``trunc``, mask <1, 0, ...>), which its
-    vectorizer makes of loops of 9 elements, to a 4-byte ``vmovd``, and so writes past the end (Xeon Emerald Rapids, 2026-11-29: 6 of 2,000 random
+    Without AVX-512: LLVM 20 lowers a masked store of one lane of narrowed integers (``masked.store.v8i16`` of a ``trunc``, mask <1, 0, ...>), which
+    its vectorizer makes of loops of 9 elements, to a 4-byte ``vmovd``, and so writes past the end (Xeon Emerald Rapids, 2026-11-29: 6 of 2,000 random
     graphs). AVX2 has no such masked store. Nothing is lost where memory is the limit.
     """
     import llvmlite.binding as llvm
