@@ -290,7 +290,9 @@ def test_damaged_bytes_as_other_kinds_of_data():
             graphdnn.pygraph(device="cpu").deserialize(data)
 
 
-@pytest.mark.parametrize("name", ["a\nraise SystemExit('executed')", "a\rraise SystemExit", "a\x0craise SystemExit", "a\u2028b", "nul\x00", "{{ 7 * 7 }}", "'''", "\\"])
+@pytest.mark.parametrize(
+    "name", ["a\nraise SystemExit('executed')", "a\rraise SystemExit", "a\x0craise SystemExit", "a\u2028b", "nul\x00", "{{ 7 * 7 }}", "'''", "\\"]
+)
 def test_names_are_never_code(name):
     """Names stand in comments of generated text; one from a file must not break out of it."""
     g = graphdnn.pygraph(device="cpu", io_data_type=F32, compute_data_type=F32)
