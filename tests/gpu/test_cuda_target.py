@@ -104,7 +104,7 @@ def test_properties_of_the_gpu() -> None:
         described = device.describe("sm_90")
         assert (props.arch, props.sm_count, props.l2_bytes) == (described.arch, described.sm_count, described.l2_bytes)
         assert props.shared_per_block_optin == described.shared_per_block_optin and props.shared_per_sm == described.shared_per_sm
-        assert props.dram_gbps == pytest.approx(described.dram_gbps, rel=0.02)
+        assert props.dram_gbps == pytest.approx(described.dram_gbps, rel=0.05)  # memory clocks differ from card to card
 
 
 def test_reading_the_properties_makes_no_context() -> None:
