@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.fuzz.repair import tame
 from tests.fuzz.shapes import SMALL, USUAL, Limits
 from tests.fuzz.shrink import shrink
 
-BATCH = 200
+BATCH = 100
 """Seeds per worker process; bounds what a leak can cost."""
 PATIENCE = 300.0
 """Seconds after which a seed is taken for hung: the worker prints where it hangs and ends."""
@@ -77,19 +78,27 @@ def worker(device: str, seeds: list[int]) -> None:
         print(json.dumps(asdict(run_seed(seed, device))), flush=True)
 
 
-def run(device: str, seeds: list[int]) -> list[Result]:
-    """Results of all seeds, each batch in a process of its own."""
+def run(device: str, seeds: list[int], jobs: int = 1) -> list[Result]:
+    """Results of all seeds in their order, each batch in a process of its own, ``jobs`` of them at a time."""
+    size = max(1, min(BATCH, -(-len(seeds) // jobs)))
+    batches = [seeds[i : i + size] for i in range(0, len(seeds), size)]
     results: list[Result] = []
-    todo = list(seeds)
-    while todo:
-        batch = todo[:BATCH]
-        done, lost = _batch(device, batch)
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in pool.map(partial(_all_of, device), batches):
+            results.extend(done)
+            failed = sum(bool(r.problem) for r in results)
+            print(f"{device}: {len(results)} of {len(seeds)} seeds, {failed} failed", file=sys.stderr, flush=True)
+    return results
+
+
+def _all_of(device: str, seeds: list[int]) -> list[Result]:
+    """Results of one batch; after a crash the rest goes on in a new process."""
+    results: list[Result] = []
+    while len(results) < len(seeds):
+        done, lost = _batch(device, seeds[len(results) :])
         results.extend(done)
         if lost is not None:
             results.append(lost)
-        todo = todo[len(done) + (lost is not None) :]
-        failed = sum(bool(r.problem) for r in results)
-        print(f"{device}: {len(results)} of {len(seeds)} seeds, {failed} failed", file=sys.stderr, flush=True)
     return results
 
 
@@ -153,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes at a time")
     parser.add_argument("--out", type=Path, help="folder for scripts of failing seeds; default: print them")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--show", action="store_true", help="print the program of --seed and stop")
@@ -164,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.worker is not None:
         worker(options.device, options.worker)
         return 0
-    results = run(options.device, list(range(options.seed, options.seed + options.count)))
+    results = run(options.device, list(range(options.seed, options.seed + options.count)), options.jobs)
     failed = report(results, options.device, options.out, shrinking=not options.no_shrink)
     compared = sum(r.elements for r in results)
     too_many = sum(r.excluded for r in results) > 0.05 * compared
