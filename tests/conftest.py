@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+SHARES = {
+    ("conformance", "cpu"): 5,
+    ("conformance", "cudasim"): 16,
+    ("cases", "cudasim"): 4,
+    ("compile", ""): 2,
+    ("sim", ""): 5,
+}
+"""One test in so many of a folder, on a target, is in the default run; the others are marked slow. The choice depends on the test's name alone.
+``pytest -m "not gpu"`` runs all of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the default run within what two cores do in a few minutes."""
+    for item in items:
+        parts = Path(item.path).parts
+        folder = next((f for f in ("conformance", "cases", "compile", "sim") if f in parts), "")
+        target = next((t for t in ("cudasim", "cpu") if t in item.name), "")
+        share = SHARES.get((folder, target)) or SHARES.get((folder, ""), 1)
+        always = "planted_faults" in item.name and "shared" in item.name or "left_out" in item.name
+        if zlib.crc32(item.name.encode()) % share and not always:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cudasim", marks=pytest.mark.sim), pytest.param("cuda:0", marks=pytest.mark.gpu)])
