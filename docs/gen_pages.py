@@ -85,6 +85,8 @@ NORMALIZATION = (
     "layernorm layernorm_backward rmsnorm rmsnorm_backward adalayernorm adalayernorm_backward instancenorm instancenorm_backward "
     "groupnorm groupnorm_backward batchnorm batchnorm_backward batchnorm_inference genstats bn_finalize dbn_weight"
 ).split()
+CONVOLUTION = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+RESAMPLING = ("resample", "resample_backward")
 SOFTMAX = ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward", "logsumexp_backward")
 
 
@@ -151,6 +153,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "pointwise": pointwise,
     "reductions": reductions,
     "structured": lambda: methods(STRUCTURED),
+    "convolution": lambda: methods(CONVOLUTION),
+    "resampling": lambda: methods(RESAMPLING),
     "normalization": lambda: methods(NORMALIZATION),
     "softmax": lambda: methods(SOFTMAX),
     "switches": switches,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graphdnn.ir.index import ZERO, Linear, divide, modulo
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.opspecs.window import slides_of
 
 Index = tuple[Linear, ...]
 
@@ -23,11 +24,11 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One source of a moved element: element ``index`` of ``tensor``, where ``guard`` holds (None: everywhere)."""
+    """One source of a moved element: element ``index`` of ``tensor``, where all guards hold."""
 
     tensor: int
     index: Index
-    guard: Guard | None = None
+    guards: tuple[Guard, ...] = ()
 
 
 def broadcast(index: Index, dim: tuple[int, ...]) -> Index:
@@ -87,9 +88,23 @@ def _concatenate(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece
         extent = graph.tensors[x].dim[axis]
         if extent:
             moved = tuple(i.shifted(-start) if a == axis else i for a, i in enumerate(index))
-            pieces.append(Piece(x, moved, Guard(index[axis], start, start + extent)))
+            pieces.append(Piece(x, moved, (Guard(index[axis], start, start + extent),)))
         start += extent
     return tuple(pieces)
+
+
+def _window(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece, ...]:
+    x = node.input_ids[0]
+    slides, dim = slides_of(node), graph.tensors[x].dim
+    lead = len(dim) - len(slides)
+    source, guards = list(index[:lead]), []
+    for a, s in enumerate(slides):
+        at = (index[lead + a].scaled(s.step) + index[lead + len(slides) + a].scaled(s.dilation)).shifted(s.offset)
+        source.append(divide(at, s.divisor))
+        guards.append(Guard(at, 0, dim[lead + a] * s.divisor))
+        if s.exact:
+            guards.append(Guard(modulo(at, s.divisor), 0, 1))
+    return (Piece(x, tuple(source), tuple(guards)),)
 
 
 MOVES: dict[str, Callable[[Node, OperationGraph, Index], tuple[Piece, ...]]] = {
@@ -97,4 +112,5 @@ MOVES: dict[str, Callable[[Node, OperationGraph, Index], tuple[Piece, ...]]] = {
     "TRANSPOSE": _transpose,
     "SLICE": _slice,
     "CONCATENATE": _concatenate,
+    "WINDOW": _window,
 }

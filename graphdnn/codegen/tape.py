@@ -206,15 +206,26 @@ class TapeBuilder:
         pieces = MOVES[node.op](node, self.graph, index)
         names = [self._piece(p, guards, target) for p in pieces]
         result = names[-1] if names else self.assign(literal(0, info(target).register), (), tensor)
+        fill = node.attr("fill")
+        if fill is not None:  # what lies outside of the last piece; else the pieces cover everything
+            register = info(target).register
+            result = self._within(pieces[-1].guards, result, self.assign(to_dtype(literal(fill, register), register, target), (), tensor), tensor)
         for piece, name in zip(reversed(pieces[:-1]), reversed(names[:-1]), strict=True):
-            assert piece.guard is not None, "several pieces are told apart by guards"
-            chosen = self._name()
-            self._add(Choose(chosen, piece.guard, name, result), tensor)
-            result = chosen
+            assert piece.guards, "several pieces are told apart by guards"
+            result = self._within(piece.guards, name, result, tensor)
         return result
 
+    def _within(self, guards: tuple[Guard, ...], inside: str, outside: str, tensor: int) -> str:
+        """``inside`` where all guards hold, else ``outside``."""
+        for g in guards:
+            if not _always(g):
+                chosen = self._name()
+                self._add(Choose(chosen, g, inside, outside), tensor)
+                inside = chosen
+        return inside
+
     def _piece(self, piece: Piece, guards: tuple[Guard, ...], target: object) -> str:
-        own = guards if piece.guard is None or _always(piece.guard) else (*guards, piece.guard)
+        own = (*guards, *(g for g in piece.guards if not _always(g)))
         name = self.value(piece.tensor, piece.index, own)
         source = self.graph.tensors[piece.tensor].dtype
         if source is target:
@@ -239,12 +250,7 @@ class TapeBuilder:
         loaded = (tensor in self._memory or tensor not in self.graph.producer) and not (t.by_value or t.constant)
         if loaded or not guards:
             return name
-        zero = self.assign(literal(0, register), (), tensor)
-        for g in guards:
-            chosen = self._name()
-            self._add(Choose(chosen, g, name, zero), tensor)
-            name = chosen
-        return name
+        return self._within(guards, name, self.assign(literal(0, register), (), tensor), tensor)
 
     def _pointwise(self, node: Node, tensor: int, index: Index, guards: tuple[Guard, ...]) -> str:
         register = info(node.compute).register

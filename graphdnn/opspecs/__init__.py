@@ -10,7 +10,8 @@
       norm.py        LAYER_NORM, RMS_NORM, ADA_LAYER_NORM, INSTANCE_NORM, GROUP_NORM and their gradients; norm_shapes.py: their shapes
       batchnorm.py   BATCHNORM, BATCHNORM_INFERENCE, DBN, GENSTATS, BN_FINALIZE, DBN_WEIGHT
       softmax.py     SOFTMAX, LOG_SOFTMAX, LOGSUMEXP and their gradients
-      movement.py    RESHAPE, TRANSPOSE, SLICE, CONCATENATE
+      movement.py    RESHAPE, TRANSPOSE, SLICE, CONCATENATE; window.py: WINDOW, which only expansions make
+      resample.py    RESAMPLE, RESAMPLE_BPROP; sampling.py: their attributes; resample_steps.py: what they expand to
     shapes.py      rules that ops share: broadcasting, filling in dims and strides, strides that overlap
     evaluate.py    walks an expression of the common dialect over any algebra (arrays, error intervals)
     spans.py       the algebra of error intervals: what float or integer arithmetic of a compute type may give
