@@ -4,7 +4,7 @@
 
     namespace("cpu" | "cuda" | "cudasim")   names a kernel is executed with
       |
-      +-- convert.py arith.py elementary.py   rows: typing rule, CPU form, CUDA form, simulator model (forms.py says what a row is)
+      +-- convert.py arith.py elementary.py philox.py   rows: typing rule, CPU form, CUDA form, simulator model (forms.py says what a row is)
       |     +-- emit.py                       the LLVM forms write through it
       |     +-- lower.py                      row -> numba intrinsic
       +-- memory.py register_tile.py          vector access, atomics, thread arrays; sums in a CPU's vector registers
@@ -44,9 +44,9 @@ def namespace(target: Literal["cpu", "cuda", "cudasim"]) -> dict[str, Any]:
 
 @cache
 def _rows() -> tuple[Any, ...]:
-    from graphdnn.intrinsics import arith, convert, elementary
+    from graphdnn.intrinsics import arith, convert, elementary, philox
 
-    return convert.FORMS + arith.FORMS + elementary.FORMS
+    return convert.FORMS + arith.FORMS + elementary.FORMS + philox.FORMS
 
 
 @cache

@@ -47,6 +47,7 @@ def _with_arity(typing: Callable[..., Any], name: str, arity: int) -> Callable[.
     by_arity: dict[int, Callable[..., Any]] = {
         1: lambda typingctx, a: typing(a),
         2: lambda typingctx, a, b: typing(a, b),
+        3: lambda typingctx, a, b, c: typing(a, b, c),
     }
     definition = by_arity[arity]
     definition.__name__ = definition.__qualname__ = name

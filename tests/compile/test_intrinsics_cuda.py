@@ -38,6 +38,7 @@ GROUPS = {
     "encode 16": kernel("uint16", "float32", [f"encode_{t}(round_{t}(a))" for t in CONVERSIONS[:2]]),
     "encode 8": kernel("uint8", "float32", [f"encode_{t}(round_{t}(a))" for t in CONVERSIONS[2:]]),
     "to integer": kernel("int32", "float32", [f"{f}(a)" for f in ("rint_int32", "sat_INT8", "sat_UINT8", "sat_INT4", "to_bool")]),
+    "random numbers": kernel("float32", "int64", ["philox_uniform(a, b, i)", "philox_normal(a, b, i)"]),
     "to long": kernel("int64", "float32", ["rint_int64(a)"]),
     "integers": kernel(
         "int32",
@@ -54,6 +55,12 @@ GROUPS = {
 def test_no_double_precision_and_no_local_memory(group: str, arch: str) -> None:
     found = inspect(GROUPS[group], arch)
     assert (found["double"], found["local"], found["spills"]) == (0, 0, 0), found["opcodes"]
+
+
+def test_random_numbers_have_no_fused_steps() -> None:
+    """Equal bits on every target: an FMA would round once where a CPU without one rounds twice (sqrt alone refines its root with it)."""
+    counts = inspect(GROUPS["random numbers"])["binary"].texts["ptx"]
+    assert "fma.rn" not in counts and "mul.rn.f32" in counts and "add.rn.f32" in counts
 
 
 def test_argument_reduction_is_the_exception() -> None:

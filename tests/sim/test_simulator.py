@@ -317,8 +317,8 @@ def test_models_agree_with_the_compiled_forms(kind: str) -> None:
 
     values = ARGUMENTS if kind == "float32" else [0, 1, -1, 2, -3, 7, 100, -129, 2**31 - 1, -(2**31)]
     rows = [r for r in intrinsics._rows() if not r.name.startswith(("encode", "decode")) and r.rule((kind,) * r.arity)]
-    pairs = [(a, b) for a in values for b in (values if any(r.arity == 2 for r in rows) else values[:1])]
-    calls = [f"{r.name}(a, b)" if r.arity == 2 else f"{r.name}(a)" for r in rows]
+    pairs = [(a, b) for a in values for b in (values if any(r.arity > 1 for r in rows) else values[:1])]
+    calls = [f"{r.name}({', '.join('aba'[: r.arity])})" for r in rows]
     body = "".join(f"        r[i * {len(rows)} + {n}] = {call}\n" for n, call in enumerate(calls))
     space = intrinsics.namespace("cpu")
     exec(f"def k(lo, hi, r, p, q):\n    for i in range(lo, hi):\n        a = p[i]\n        b = q[i]\n{body}", space)
@@ -335,7 +335,7 @@ def test_models_agree_with_the_compiled_forms(kind: str) -> None:
     wrong = []
     for i, (a, b) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
         for n, r in enumerate(rows):
-            got = sim[r.name](*(exact(a), exact(b))[: r.arity])
+            got = sim[r.name](*(exact(a), exact(b), exact(a))[: r.arity])
             if not close(got, out[i, n], 3.0 if kind == "float32" else 0.0):
                 wrong.append((calls[n], a, b, got, out[i, n]))
     assert wrong == []
