@@ -144,7 +144,8 @@ def normal(o: Emit, seed: Value, offset: Value, index: Value) -> Value:
     def root(v: Value) -> Value:
         return o.llvm("sqrt", v)
 
-    return _gauss(lambda a, b: times(o, a, b), lambda a, b: plus(o, a, b), root, pick, (bits >> 23).to("f32"), f, x)
+    found: Value = _gauss(lambda a, b: times(o, a, b), lambda a, b: plus(o, a, b), root, pick, (bits >> 23).to("f32"), f, x)
+    return found
 
 
 def _normal_model(seed: int, offset: int, index: int) -> float:

@@ -31,7 +31,7 @@ def words(seed: int, offset: int, index: Any) -> Array:
 
 def uniform(seed: int, offset: int, index: Any) -> Array:
     """float64 in [0, 1), multiples of 2**-24: the bits that every target has."""
-    return (words(seed, offset, index)[0] >> 8).astype(np.float64) * 2.0**-24
+    return np.asarray((words(seed, offset, index)[0] >> 8).astype(np.float64) * 2.0**-24)
 
 
 def normal(seed: int, offset: int, index: Any) -> Array:
