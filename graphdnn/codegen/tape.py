@@ -257,7 +257,7 @@ class TapeBuilder:
         row = POINTWISE[node.attr("mode")]
         operands = [self.operand(t, index, register, guards) for t in node.input_ids]
         names = dict(zip("abc", operands, strict=False))
-        names |= {k: _number(v) for k, v in row.values(dict(node.attrs), node.compute).items()}
+        names |= {k: plain_number(v) for k, v in row.values(dict(node.attrs), node.compute).items()}
         expr = row.expression(node.compute)
         if "axis" in row.attrs:
             coordinate = self._name()
@@ -277,7 +277,8 @@ class TapeBuilder:
         self._add(Store(tensor, offset(index, self.graph.tensors[tensor].strides), name, guards), tensor)
 
 
-def _number(value: float | int) -> str:
+def plain_number(value: float | int) -> str:
+    """An attribute's number as text that stands inside ``T()``."""
     if value != value:
         return "math.nan"
     return ("math.inf" if value > 0 else "-math.inf") if value in (float("inf"), float("-inf")) else repr(value)

@@ -7,6 +7,7 @@ reduction.py     1  reductions of one space over the same axes
 matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart, matmul_cpu.py (loops: strips.py) and matmul_cuda.py lower it
 conv_gemm.py     5  portable convolution, lowered like matmul_simt
 conv_direct.py   6  convolution on a CPU, without a matrix
+attention_parts.py   sizes and addresses of an attention node; attention_score.py prints what happens to a score
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
 """
 

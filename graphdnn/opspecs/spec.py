@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from graphdnn.opspecs.expansion import Expansion
 
-Role = Literal["pointwise", "movement", "reduction", "matmul", "composite"]
+Role = Literal["pointwise", "movement", "reduction", "matmul", "composite", "attention"]
 Reference = Callable[..., "list[np.ndarray[Any, Any]]"]
 
 

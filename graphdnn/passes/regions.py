@@ -1,9 +1,9 @@
 """Regions: which nodes become one kernel, in which order, and which virtual tensors must be stored between them.
 
-A region has an anchor (a matmul, or reductions over one space and the same axes) or none. Values that only need memory are *free*: every region
-that wants one calculates it again from memory (numbers stay equal, since each value is rounded to its tensor's data type), so pointwise and movement
-ops in front of an anchor are always fused into it. What follows an anchor joins its epilogue where the space stays the same and no region would
-come to wait for itself; where it cannot, the anchor's value is stored: a cut, with a note that says why.
+A region has an anchor (a matmul, an attention node, or reductions over one space and the same axes) or none. Values that only need memory are *free*:
+every region that wants one calculates it again from memory (numbers stay equal, since each value is rounded to its tensor's data type), so pointwise
+and movement ops in front of an anchor are always fused into it. What follows an anchor joins its epilogue where the space stays the same and no
+region would come to wait for itself; where it cannot, the anchor's value is stored: a cut, with a note that says why.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims
 from graphdnn.opspecs import reduction, registry
 
-Kind = Literal["pointwise", "reduction", "rows", "matmul"]
+Kind = Literal["pointwise", "reduction", "rows", "matmul", "attention"]
 MAX_NODES = 96
 """A free value with more nodes behind it is stored instead of calculated again."""
 MAX_ANCHORS = 8
@@ -145,8 +145,11 @@ class _Partitioner:
     # -- one node at a time ---------------------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
         for i, n in enumerate(self.graph.nodes):
-            if registry.spec(n.op).role == "matmul":
+            role = registry.spec(n.op).role
+            if role == "matmul":
                 self._matmul(i, n)
+            elif role == "attention":
+                self._attention(i, n)
             elif n.op == "REDUCTION":
                 self._reduction(i, n)
             else:
@@ -160,6 +163,18 @@ class _Partitioner:
         region = self._new(_Draft("matmul", self.graph.tensors[out].dim, [i]))
         self._take(region, n.input_ids, f"matmul '{n.name}' reads it in tiles")
         self._settle(out, region)
+
+    def _attention(self, i: int, n: Node) -> None:
+        """A region of its own: it reads stored tensors, and what it makes is stored."""
+        for t in n.input_ids:
+            if t in self.graph.producer and t not in self.home and t not in self.stored_by:
+                self.notes.append(f"'{self.graph.tensors[t].name}' is stored: attention '{n.name}' reads it in tiles")
+                self._store_alone(t)
+        region = self._new(_Draft("attention", self.graph.tensors[n.output_ids[0]].dim, [i]))
+        self._take(region, n.input_ids, f"attention '{n.name}' reads it in tiles")
+        for out in n.output_ids:
+            self.home[out] = region
+            self._keep(out, region, f"attention '{n.name}' ends with it")
 
     def _reduction(self, i: int, n: Node) -> None:
         x, y = n.input_ids[0], n.output_ids[0]
@@ -197,9 +212,13 @@ class _Partitioner:
         """``out`` is calculated in ``region``; store it now where that was asked for."""
         self.home[out] = region
         if out in self.forced:
-            self._materialize(out, "asked for")
-            del self.home[out]
-            self.waits[out] = frozenset((region,))
+            self._keep(out, region, "asked for")
+
+    def _keep(self, out: int, region: int, why: str) -> None:
+        """Store ``out`` and let nothing join its region for its sake."""
+        self._materialize(out, why)
+        del self.home[out]
+        self.waits[out] = frozenset((region,))
 
     def _map(self, i: int, n: Node) -> None:
         out = n.output_ids[0]
@@ -275,7 +294,7 @@ class _Partitioner:
         for r, d in enumerate(self.drafts):
             same = d.space == dim
             fits = same or (d.kind == "pointwise" and 0 not in d.space and _broadcasts(dim, d.space))
-            if d.kind == "matmul" or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
+            if d.kind in ("matmul", "attention") or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
                 continue
             shares = bool(set(self._memory_behind((t,))) & set(self._memory_behind(self._wanted(d))))
             if (shares or (same and d.kind == "pointwise")) and self._may_join(r, (t,)):
