@@ -5,8 +5,6 @@ one access of N * itemsize = 4, 8 or 16 bytes, aligned to that; N a literal. The
 schedule them.
 
 ``atomic_inc_u32(pointer, index)``: add 1 to a uint32, returns the old value; relaxed (fences are the kernel's business).
-``atomic_amax(pointer, index, x)``: pointer[index] = max(pointer[index], |x|) for float32, float64, int32, int64 memory that holds no negative number;
-compares bits as unsigned integers, so the order of calls does not matter and NaN wins.
 
 ``local_array(N, type)``: CPU only; N elements on the stack, as a pointer. On CUDA and in the simulator it is cuda.local.array.
 """
@@ -126,24 +124,6 @@ def atomic_inc_u32(typingctx: Any, pointer: Any, index: Any) -> tuple[Any, Calla
     return types.uint32(pointer, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def atomic_amax(typingctx: Any, pointer: Any, index: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """Raise to the magnitude of x; see the module."""
-    element = getattr(pointer, "dtype", None)
-    if not isinstance(pointer, types.CPointer) or element not in (types.float32, types.float64, types.int32, types.int64):
-        raise TypingError(f"atomic_amax needs a pointer to float32, float64, int32 or int64, got {pointer}")
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        o = Emit(builder, "cuda")
-        value = o.value(args[2])
-        magnitude = o.abs(value).as_int() if value.real else o.select(value < 0, -value, value)
-        address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(value.bits).as_pointer())
-        builder.atomic_rmw("umax", address, magnitude.v, "monotonic")
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.int64, element), codegen
-
-
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def local_array(typingctx: Any, n: Any, element: Any) -> tuple[Any, Callable[..., Any]]:
     """Stack elements as a pointer; see the module."""
@@ -157,6 +137,6 @@ def local_array(typingctx: Any, n: Any, element: Any) -> tuple[Any, Callable[...
     return types.CPointer(dtype)(n, element), codegen
 
 
-CUDA = {"vload": vload, "vstore": vstore, "atomic_inc_u32": atomic_inc_u32, "atomic_amax": atomic_amax}
+CUDA = {"vload": vload, "vstore": vstore, "atomic_inc_u32": atomic_inc_u32}
 CPU = {"local_array": local_array}
 """Names that these targets' namespaces get from this file."""

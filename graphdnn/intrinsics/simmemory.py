@@ -253,17 +253,5 @@ def atomic_inc_u32(pointer: Pointer, index: Any) -> Any:
     return old
 
 
-def atomic_amax(pointer: Pointer, index: Any, x: Any) -> None:
-    """Model of memory.atomic_amax."""
-    if pointer.storage not in ("float32", "float64", "int32", "int64"):
-        raise SimulationError(f"atomic_amax does not work on {pointer.storage}; parameter '{pointer.name}' points to that")
-    i = pointer.at(index)
-    old, new = pointer.view[i], abs(TYPES[pointer.storage](x))
-    if old < 0:
-        raise SimulationError(f"atomic_amax on parameter '{pointer.name}', index {i}: the memory holds {old}; set it to 0 first")
-    if old == old and (new != new or new > old):
-        pointer.put(i, new)
-
-
-NAMES: dict[str, Any] = {"vload": vload, "vstore": vstore, "atomic_inc_u32": atomic_inc_u32, "atomic_amax": atomic_amax}
+NAMES: dict[str, Any] = {"vload": vload, "vstore": vstore, "atomic_inc_u32": atomic_inc_u32}
 """Names that the simulator's namespace gets from this file."""

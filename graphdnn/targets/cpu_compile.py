@@ -14,6 +14,7 @@ from typing import Any
 
 from graphdnn.codegen.spec import DescriptorParam, PointerParam, Source
 from graphdnn.errors import BuildError, explain
+from graphdnn.targets.base import paused_collector
 from graphdnn.targets.cpu_object import ObjectCode, host_cpu, host_key
 
 CHECKED_PAIRS = 8
@@ -32,7 +33,7 @@ def compile_object(source: Source, namespace: dict[str, Any]) -> tuple[ObjectCod
     linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
     try:
         exec(compile(source.text, filename, "exec"), namespace)
-        with global_compiler_lock:
+        with global_compiler_lock, paused_collector():
             module, native = _lower(namespace[source.entry], source)
             _add_entry(module, native, source)
             image, text = _optimize(module)

