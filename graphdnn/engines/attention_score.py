@@ -22,6 +22,10 @@ class ScoreText(AttentionText):
     # -- scores -------------------------------------------------------------------------------------------------------------------------------
     def score(self, s: str = "s", row: str = "row", col: str = "col") -> list[str]:
         """Lines that turn the raw product ``s`` into the score before masks: scale, bias, ALiBi, score_mod. ``row`` and ``col`` must be inside."""
+        return [*self.score_before(s, row, col), *self.score_mod(s, row, col)]
+
+    def score_before(self, s: str = "s", row: str = "row", col: str = "col") -> list[str]:
+        """Lines that turn the raw product ``s`` into the score that a score_mod changes: scale, bias, ALiBi."""
         p, calc = self.problem, self.calc
         lines = []
         scale = self.scale()
@@ -32,11 +36,15 @@ class ScoreText(AttentionText):
             lines.append(f"{s} = {calc}({s} + {to_register(bias, info(p.tensor('Bias').dtype).register, calc)})")
         if p.node.attr("alibi_mask"):
             lines.append(f"{s} = {calc}({s} + {calc}(slope * {calc}({self.linear((col, 1), (row, -1))})))")
-        steps = p.node.attr("score_mod")
-        if steps:
-            more, result = self.tape(steps, {"S": s}, row, col, f"{s}_mod")
-            lines += [*more, f"{s} = {result}"]
         return lines
+
+    def score_mod(self, s: str = "s", row: str = "row", col: str = "col") -> list[str]:
+        """Lines that change the score ``s`` as the score_mod says; step i leaves its result in the name ``<s>_mod<i>``."""
+        steps = self.problem.node.attr("score_mod")
+        if not steps:
+            return []
+        lines, result = self.tape(steps, {"S": s}, row, col, f"{s}_mod")
+        return [*lines, f"{s} = {result}"]
 
     def scale(self) -> str:
         """Text of the factor of the raw product; empty where there is none."""
@@ -50,17 +58,21 @@ class ScoreText(AttentionText):
         calc = self.calc
         lines: list[str] = []
         made: list[str] = []
-        for n, (mode, inputs, attrs) in enumerate(steps):
-            operands = [self._reference(x, names, made, row, col) for x in inputs]
-            given = dict(attrs)
-            op = POINTWISE[mode]
-            words = dict(zip("abc", operands, strict=False))
-            words |= {k: plain_number(v) for k, v in op.values(given, self.problem.node.compute).items()}
-            if "axis" in op.attrs:
-                words["index"] = (self.batch, self.head, row, col)[int(given.get("axis", 0)) % 4]
+        for n, step in enumerate(steps):
+            text = substitute(POINTWISE[step[0]].expression(self.problem.node.compute), calc, self.words(step, names, made, row, col))
             made.append(f"{prefix}{n}")
-            lines.append(f"{made[-1]} = {calc}({substitute(op.expression(self.problem.node.compute), calc, words)})")
+            lines.append(f"{made[-1]} = {calc}({text})")
         return lines, made[-1] if made else names["S"]
+
+    def words(self, step: Any, names: Mapping[str, str], made: Sequence[str], row: str = "row", col: str = "col") -> dict[str, str]:
+        """What the names in the expression of a step stand for: operands, attributes, the index. ``made``: results of the steps before it."""
+        mode, inputs, attrs = step
+        op = POINTWISE[mode]
+        words = dict(zip("abc", (self._reference(x, names, made, row, col) for x in inputs), strict=False))
+        words |= {k: plain_number(v) for k, v in op.values(dict(attrs), self.problem.node.compute).items()}
+        if "axis" in op.attrs:
+            words["index"] = (self.batch, self.head, row, col)[int(dict(attrs).get("axis", 0)) % 4]
+        return words
 
     def _reference(self, x: Any, names: Mapping[str, str], made: Sequence[str], row: str, col: str) -> str:
         if not isinstance(x, str):
