@@ -89,6 +89,8 @@ CONVOLUTION = ("conv_fprop", "conv_dgrad", "conv_wgrad")
 RESAMPLING = ("resample", "resample_backward")
 SOFTMAX = ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward", "logsumexp_backward")
 
+RANDOM = ("rng",)
+
 
 def methods(names: Iterable[str]) -> str:
     """Signature and docstring of methods of a graph."""
@@ -157,6 +159,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "resampling": lambda: methods(RESAMPLING),
     "normalization": lambda: methods(NORMALIZATION),
     "softmax": lambda: methods(SOFTMAX),
+    "random": lambda: methods(RANDOM),
     "switches": switches,
     "error sample": error_sample,
     "api names": api_names,

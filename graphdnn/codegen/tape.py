@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from graphdnn.codegen.access import MOVES, Guard, Index, Piece, broadcast, offset
 from graphdnn.codegen.dialect import literal, substitute, to_dtype, to_register
 from graphdnn.dtypes import info
-from graphdnn.ir.index import Linear, bounds
+from graphdnn.ir.index import ZERO, Linear, bounds
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.opspecs import rng
 from graphdnn.opspecs.pointwise import POINTWISE
 
 MAX_ITEMS = 600
@@ -199,7 +200,9 @@ class TapeBuilder:
             self._add(Load(name, tensor, offset(index, t.strides), guards), tensor)
             return name
         node = self.graph.nodes[self.graph.producer[tensor]]
-        return self._moved(node, tensor, index, guards) if node.op in MOVES else self._pointwise(node, tensor, index, guards)
+        if node.op in MOVES:
+            return self._moved(node, tensor, index, guards)
+        return self._random(node, tensor, index) if node.op == "RNG" else self._pointwise(node, tensor, index, guards)
 
     def _moved(self, node: Node, tensor: int, index: Index, guards: tuple[Guard, ...]) -> str:
         target = self.graph.tensors[tensor].dtype
@@ -265,6 +268,18 @@ class TapeBuilder:
             names["index"] = coordinate
         text = f"{register}({substitute(expr, register, names)})"
         return self.rounded(self.assign(text, tuple(operands), tensor), register, tensor)
+
+    def _random(self, node: Node, tensor: int, index: Index) -> str:
+        """The number of a logical element: of its row-major position, whatever the layout."""
+        row, register = rng.row_of(node), info(node.compute).register
+        place, flat, step = self._name(), ZERO, 1
+        for i, d in zip(reversed(index), reversed(self.graph.tensors[tensor].dim), strict=True):
+            flat, step = flat + i.scaled(step), step * d
+        self._add(Coordinate(place, "int64", flat), tensor)
+        keys = [self.operand(t, (ZERO,) * len(self.graph.tensors[t].dim), "int64") for t in node.input_ids]
+        number = self.assign(f"{register}({row.source}({keys[0]}, {keys[1]}, {place}))", (*keys, place), tensor)
+        names = {"a": number} | {k: _number(v) for k, v in row.values(dict(node.attrs), node.compute).items()}
+        return self.rounded(self.assign(f"{register}({substitute(row.expr, register, names)})", (number,), tensor), register, tensor)
 
     def rounded(self, name: str, register: str, tensor: int) -> str:
         """``name`` (compute register) rounded to the dtype of ``tensor``."""

@@ -19,6 +19,9 @@ from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
+_WORK = {"POINTWISE": 1, "RNG": 60}
+"""Operations an element: those of one op, of the rounds of Philox."""
+
 
 @dataclass(frozen=True)
 class Knobs:
@@ -138,7 +141,7 @@ def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
 
 
 def flops(graph: OperationGraph, region: Region) -> int:
-    """Arithmetic operations: 2 m n k for a contraction, one an element for every other node."""
+    """Arithmetic operations: 2 m n k for a contraction, one an element for a reduction, :data:`_WORK` an element for the others."""
     total = 0
     for i in region.nodes:
         node = graph.nodes[i]
@@ -147,8 +150,8 @@ def flops(graph: OperationGraph, region: Region) -> int:
             total += 2 * math.prod(contraction(node, graph).sizes)
         elif node.op == "REDUCTION":
             total += graph.tensors[node.input_ids[0]].size
-        elif node.op == "POINTWISE":
-            total += out.size
+        else:
+            total += _WORK.get(node.op, 0) * out.size
     return total
 
 

@@ -176,6 +176,12 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "forward_phase": _text,
     "peer_stats": _integers,
     "num_groups": _integer,
+    "distribution": _text,
+    "bernoulli_probability": _number,
+    "uniform_minimum": _number,
+    "uniform_maximum": _number,
+    "normal_mean": _number,
+    "normal_standard_deviation": _number,
 } | dict.fromkeys(FLOAT_ATTRIBUTES, _hex_float)
 """Attribute name -> how its value is read back. An attribute that is not here cannot be in a text."""
 

@@ -20,7 +20,7 @@ from graphdnn.opspecs.rounding import Array, largest, round_to, smallest, unit_r
 
 ULPS = {
     "exp": 4.0, "expm1": 4.0, "log": 4.0, "log1p": 4.0, "tanh": 4.0, "erf": 4.0, "sigmoid": 4.0, "sin": 4.0, "cos": 4.0, "tan": 5.0, "pow": 8.0,
-    "rsqrt": 2.0, "floormod": 0.5, "sqrt": 0.5,
+    "rsqrt": 2.0, "floormod": 0.5, "sqrt": 0.5, "philox_normal": 4.0,
 }  # fmt: skip
 """Largest error of the dialect's functions in units in the last place: what the intrinsics promise and CUDA's library states, rounded up. Results
 below the smallest normal number may be flushed to 0."""
@@ -153,6 +153,10 @@ class Arithmetic:
         for f in (x.lo, y.lo):
             short = short & (round_to(f, data_type.FLOAT) == f)
         return self.settle(wide, short & (self.single(products[0]) == products[0]), products[0])
+
+    def product(self, x: Span, y: Span) -> Span:
+        """x * y where nothing may be fused with it: the rounded product of known numbers is known."""
+        return self.settle(self._times(x, y), x.point & y.point, x.lo * y.lo)
 
     def negative(self, x: Span) -> Span:
         """-x."""
@@ -324,6 +328,7 @@ _FUNCTIONS: dict[str, Callable[..., Span]] = {
     "abs": Arithmetic.absolute,
     "nanmax": lambda a, x, y: a.extreme(x, y, np.maximum),
     "nanmin": lambda a, x, y: a.extreme(x, y, np.minimum),
+    "mul_rn": Arithmetic.product,
     "truediv": Arithmetic.divide,
     "rsqrt": Arithmetic.inverse_root,
     "sin": lambda a, x: a.wave(x, np.sin, "sin"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from graphdnn.dtypes import data_type
 from graphdnn.ir.node import Node, NodeDecl
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from graphdnn.opspecs.expansion import Expansion
 
-Role = Literal["pointwise", "movement", "reduction", "matmul", "composite", "attention"]
+Role = Literal["pointwise", "movement", "random", "reduction", "matmul", "composite", "attention"]
 Reference = Callable[..., "list[np.ndarray[Any, Any]]"]
 
 
@@ -36,6 +37,7 @@ class OpSpec:
     ``reference(node, dims, arrays)``: NumPy result. ``dims``: dims of each output; ``arrays``: logical input arrays in input port order, already in
     the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64; movement ops get them
     rounded to the output's dtype); returns one array per output.
+    ``operands``: the type that inputs are converted to, where it is not the compute type.
     ``domain``: "float" where the op means something only on floats; with an integer compute type it is calculated in FLOAT.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
     ``as_matmul(node, input dims, output dims)``: a contraction as a matrix product, from which error bounds follow; None: it is one.
@@ -51,5 +53,6 @@ class OpSpec:
     optional: tuple[str, ...] = ()
     attrs: tuple[str, ...] = ()
     domain: Literal["any", "float"] = "any"
+    operands: data_type | None = None
     expand: Callable[[Expansion], None] | None = None
     as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None

@@ -170,7 +170,7 @@ def _fill(n: NodeDecl, context: Context) -> None:
 def _fit_scalars(n: NodeDecl, ranks: dict[TensorDecl, int]) -> None:
     """A stored scalar (``tensor_scalar``, a number) broadcasts to anything: it counts as rank 0 beside tensors, so that it never adds a dim.
     ``ranks`` collects the rank that it gets in the end: that of the first tensor beside it, the smallest over all its readers."""
-    if spec(n.op).role not in ("pointwise", "composite"):
+    if spec(n.op).role not in ("pointwise", "composite", "random"):
         return
     operands = [t for t in n.inputs.values() if t is not None]
     scalars = [t for t in operands if t.value is not None and math.prod(t.dim or ()) == 1]

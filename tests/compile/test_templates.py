@@ -126,6 +126,8 @@ GRAPHS = {
     "conv data gradient, strided, prologue": conv(kind="dgrad", stride=2),
     "conv weight gradient, grouped": conv(kind="wgrad", groups=2),
     "movement": movement,
+    "dropout": lambda g: out(g.mul(tensor(g, (64, 1024)), g.rng("BERNOULLI", 5, 2**40, dim=(64, 1024), probability=0.5))),
+    "normal numbers in a matmul": matmul(epilogue=lambda g, y: g.add(y, g.rng("NORMAL", 1, 2, dim=(2, 200, 136)))),
 }
 OTHER = {
     "double pointwise": lambda g: out(g.gelu(tensor(g, (64, 100), D.DOUBLE)), D.DOUBLE),
