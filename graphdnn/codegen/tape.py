@@ -278,7 +278,7 @@ class TapeBuilder:
         self._add(Coordinate(place, "int64", flat), tensor)
         keys = [self.operand(t, (ZERO,) * len(self.graph.tensors[t].dim), "int64") for t in node.input_ids]
         number = self.assign(f"{register}({row.source}({keys[0]}, {keys[1]}, {place}))", (*keys, place), tensor)
-        names = {"a": number} | {k: _number(v) for k, v in row.values(dict(node.attrs), node.compute).items()}
+        names = {"a": number} | {k: plain_number(v) for k, v in row.values(dict(node.attrs), node.compute).items()}
         return self.rounded(self.assign(f"{register}({substitute(row.expr, register, names)})", (number,), tensor), register, tensor)
 
     def rounded(self, name: str, register: str, tensor: int) -> str:
