@@ -10,7 +10,7 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.opspecs.spec import OpSpec
 
-MODULES = ("pointwise", "reduction", "matmul", "conv", "movement", "window", "resample", "norm", "batchnorm", "softmax", "rng")
+MODULES = ("pointwise", "reduction", "matmul", "conv", "movement", "window", "resample", "norm", "batchnorm", "softmax", "rng", "attention")
 """Modules of this package whose ``SPECS`` are registered, and whose ``ROWS``, where an op has a table of modes."""
 
 

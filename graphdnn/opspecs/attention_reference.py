@@ -1,0 +1,137 @@
+"""Attention by its formulas, in float64, with the whole matrix of scores: what kernels are compared with. Knows nothing of how they go about it.
+
+Forward: scores S = scale * Q K^T + bias + slope * (column - row), modified, -inf where a mask hides them; m = max S (and sink), e = exp(S - m),
+l = sum e + exp(sink - m); O = drop(e) V / l, Stats = m + log l. A row without scores: O = 0, Stats = -inf.
+Backward (Dao, "FlashAttention-2", 2023, section 3.1): P = exp(S - Stats), D = sum dO * O, dP = drop(dO V^T), dS = P * (dP - D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graphdnn.ir.node import Node
+from graphdnn.ir.tensor import Dims
+from graphdnn.opspecs.attention_parts import SCORE_PORTS, Problem, Steps, slopes
+from graphdnn.opspecs.formula import Arrays, Formula
+from graphdnn.opspecs.pointwise import POINTWISE
+from graphdnn.opspecs.scalars import Array
+
+
+def number(a: Arrays, port: str, default: float = 1.0) -> float:
+    """The one element at ``port``."""
+    return float(a[port].reshape(())) if port in a else default
+
+
+def scale_of(a: Arrays, attrs: dict[str, Any]) -> float:
+    """Factor of the products: a tensor, an attribute, or 1."""
+    given = attrs.get("attn_scale_value")
+    return number(a, "Attn_scale", 1.0 if given is None else float(given))
+
+
+def modified(steps: Steps, names: Arrays, tensors: Arrays, node: Node) -> Array:
+    """Result of a score_mod. ``names``: what its references "S" and "P" mean; ``tensors``: arrays by port."""
+    made: list[Array] = []
+    shape = names["S"].shape
+
+    def operand(x: Any) -> Array:
+        if not isinstance(x, str):
+            return np.broadcast_to(np.float64(x), shape)
+        if x.startswith("#"):
+            return made[int(x[1:])]
+        return np.broadcast_to(tensors[f"SCORE_MOD_{x[2:]}"], shape) if x.startswith("T:") else names[x]
+
+    for mode, inputs, attrs in steps:
+        row = POINTWISE[mode]
+        found = row.reference(*(operand(x) for x in inputs), **row.values(dict(attrs), node.compute))
+        made.append(np.asarray(found, np.float64))
+    return made[-1] if made else names["S"]
+
+
+class _Scores:
+    """Scores before ("raw") and after ("final") score_mod, and the operands that made them, padding zeroed."""
+
+    def __init__(self, a: Arrays, node: Node) -> None:
+        attrs = dict(node.attrs)
+        self.problem = p = Problem.of(attrs, a)
+        self.q = np.where(p.rows, a["Q"], 0.0)
+        self.k, self.v = (p.all_heads(np.where(p.cols, p.rows_of(port, a[port]), 0.0)) for port in ("K", "V"))
+        self.scale = scale_of(a, attrs) * number(a, "Descale_Q") * number(a, "Descale_K")
+        raw = np.einsum("bhid,bhjd->bhij", self.q, self.k) * self.scale
+        if "Bias" in a:
+            raw = raw + a["Bias"]
+        if attrs.get("alibi_mask"):
+            raw = raw + slopes(p.sizes.h_q).reshape(1, -1, 1, 1) * p.distance()
+        self.raw, self.tensors = raw, {t: a[t] for t in SCORE_PORTS if t in a}
+        steps = attrs.get("score_mod")
+        self.final = modified(steps, {"S": raw}, self.tensors, node) if steps else raw
+
+
+def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+    scores = _Scores(a, node)
+    p = scores.problem
+    s = np.where(p.keep, scores.final, -np.inf)
+    m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
+    sink = np.where(p.rows, a["SINK_TOKEN"], -np.inf) if "SINK_TOKEN" in a else np.full_like(m, -np.inf)
+    m = np.maximum(m, sink)
+    shift = np.where(np.isneginf(m), 0.0, m)
+    e = np.where(p.keep, np.exp(s - shift), 0.0)
+    total = np.sum(e, axis=-1, keepdims=True) + np.exp(sink - shift)
+    dropped = e if p.dropout() is None else e * p.dropout()
+    o = np.where(total == 0, 0.0, np.matmul(dropped, scores.v) / total)
+    found = {"O": o, "Stats": m + np.log(total), "Max": m, "Sum_exp": total}
+    if "RNG_DUMP" in dims:
+        found["RNG_DUMP"] = p.drawn()
+    return found
+
+
+def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+    scores = _Scores(a, node)
+    p = scores.problem
+    stats, o, do = (np.where(p.rows, a[port], 0.0) for port in ("Stats", "O", "dO"))
+    lost = np.isneginf(stats)
+    weights = np.where(p.keep & ~lost, np.exp(scores.final - np.where(lost, 0.0, stats)), 0.0)
+    factor = 1.0 if p.dropout() is None else p.dropout()
+    d = np.sum(do * o, axis=-1, keepdims=True)
+    dv = np.einsum("bhij,bhid->bhjd", weights * factor, do)
+    dp = np.einsum("bhid,bhjd->bhij", do, scores.v) * factor
+    ds = np.where(p.keep, weights * (dp - d), 0.0)
+    steps = node.attr("score_mod_bprop")
+    if steps:
+        ds = np.where(p.keep, modified(steps, {"S": ds, "P": scores.raw}, scores.tensors, node), 0.0)
+    found = {
+        "dQ": scores.scale * np.matmul(ds, scores.k),
+        "dK": p.sum_of_groups(scores.scale * np.einsum("bhij,bhid->bhjd", ds, scores.q), p.sizes.h_k),
+        "dV": p.sum_of_groups(dv, p.sizes.h_v),
+    }
+    if "dBias" in dims:
+        found["dBias"] = _summed(ds, dims["dBias"])
+    if "RNG_DUMP" in dims:
+        found["RNG_DUMP"] = p.drawn()
+    if "DSINK_TOKEN" in dims:
+        share = np.where(p.rows & ~lost, np.exp(a["SINK_TOKEN"] - np.where(lost, 0.0, stats)), 0.0)
+        found["DSINK_TOKEN"] = -np.sum(share * d, axis=(0, 2, 3))
+    return found
+
+
+def _summed(x: Array, dim: Dims) -> Array:
+    """``x`` added up over the axes where ``dim`` has extent 1 or none."""
+    wide = (1,) * (x.ndim - len(dim)) + tuple(dim)
+    return np.asarray(np.sum(x, axis=tuple(i for i, n in enumerate(wide) if n == 1), keepdims=True).reshape(dim))
+
+
+def _reference(formula: Formula) -> Callable[[Node, list[Dims], list[Any]], list[Any]]:
+    """The ``reference`` of an OpSpec; integers (seeds, lengths, pages) stay integers."""
+
+    def run(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
+        wanted = {p: d for (p, _), d in zip(node.outputs, dims, strict=True)}
+        with np.errstate(all="ignore"):
+            found = formula({p: np.asarray(a) for (p, _), a in zip(node.inputs, arrays, strict=True)}, wanted, node)
+        return [found[p].reshape(d) for p, d in wanted.items()]
+
+    return run
+
+
+forward, backward = _reference(_forward), _reference(_backward)
