@@ -122,11 +122,15 @@ class _Runner:
             inputs = [_converted(x, outputs[0].dtype) for x in inputs]
             return [self._moved(n, dims, inputs)]
         compute = registry.carrier(n.op, dict(n.attrs), n.compute)
-        inputs = [_converted(x, spec.operands or compute) for x in inputs]
+        # Lengths, seeds and page numbers of an attention stay integers.
+        kept = [spec.role == "attention" and info(self.graph.tensors[t].dtype).kind == "i" for t in n.input_ids]
+        inputs = [x if whole else _converted(x, spec.operands or compute) for x, whole in zip(inputs, kept, strict=True)]
         values = [round_to(v, compute) for v in spec.reference(n, dims, [x.value for x in inputs])]
-        results = []
-        for v, t in zip(values, outputs, strict=True):
-            span = hull(self._span(n, t.dim, inputs, v, compute), v) if self.spans else None
+        results, own = [], spec.spans
+        spans = own(n, dims, [x.span for x in inputs if x.span is not None], Arithmetic(compute)) if own and self.spans else None
+        for i, (v, t) in enumerate(zip(values, outputs, strict=True)):
+            found = spans[i] if spans else self._span(n, t.dim, inputs, v, compute) if self.spans else None
+            span = hull(found, v) if found else None
             results.append(_converted(_Known(v, span), t.dtype))
         return results
 

@@ -63,7 +63,8 @@ class ScoreTape:
         while todo:
             at = todo[-1]
             node = producers.get(at)
-            missing = [] if node is None or at in self._known else [x for x in _tensors(node.inputs.values()) if x in producers and x not in self._known]
+            before = [] if node is None or at in self._known else _tensors(node.inputs.values())
+            missing = [x for x in before if x in producers and x not in self._known]
             if missing:
                 todo += missing
                 continue

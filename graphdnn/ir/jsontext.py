@@ -27,8 +27,11 @@ from graphdnn.ir.tensor import TensorDecl
 BACKEND_VERSION = "9.22.0"
 FRONTEND_VERSION = 12300
 NO_COMPUTE = ("CONCATENATE", "SDPA", "MOE_GROUPED_MATMUL", "MOE_GROUPED_MATMUL_BWD")
-"""Tags whose nodes carry no compute_data_type in the text."""
-FLOAT_ATTRIBUTES = ("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope", "swish_beta", "elu_alpha", "softplus_beta")
+"""Tags whose nodes carry a compute_data_type in the text only where it is not the graph's."""
+FLOAT_ATTRIBUTES = ("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope", "swish_beta", "elu_alpha", "softplus_beta") + (
+    "attn_scale_value",
+    "dropout_probability",
+)
 """Attributes that are written as the hex of their bits."""
 _LIMIT = 2**63
 _VARIANTS = (data_type.INT64, data_type.INT32, data_type.HALF, data_type.FLOAT, data_type.BFLOAT16, data_type.DOUBLE)
@@ -143,6 +146,25 @@ def _pairs(where: str, value: Any) -> tuple[tuple[int | None, ...], ...]:
     return pairs
 
 
+def _steps(where: str, value: Any) -> tuple[Any, ...]:
+    """A score_mod: [[mode, [references], [[attribute, value], ...]], ...]."""
+    found = []
+    for step in _list(where, value):
+        parts = _list(where, step)
+        if len(parts) != 3:
+            raise _bad(where, "a list of [mode, references, attributes]", step)
+        references = tuple(r if isinstance(r, str) else _plain_number(where, r) for r in _list(where, parts[1]))
+        pairs = [_list(where, a) for a in _list(where, parts[2])]
+        if any(len(pair) != 2 for pair in pairs):
+            raise _bad(where, "attributes as [name, value]", parts[2])
+        found.append((_text(where, parts[0]), references, tuple((_text(where, k), _plain_number(where, v)) for k, v in pairs)))
+    return tuple(found)
+
+
+def _plain_number(where: str, value: Any) -> float | int:
+    return _integer(where, value) if isinstance(value, int) else _number(where, value)
+
+
 def _dtype(where: str, value: Any) -> data_type:
     if value is None:
         return data_type.NOT_SET
@@ -182,7 +204,12 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "uniform_maximum": _number,
     "normal_mean": _number,
     "normal_standard_deviation": _number,
+    "score_mod": _steps,
+    "score_mod_bprop": _steps,
 } | dict.fromkeys(FLOAT_ATTRIBUTES, _hex_float)
+_READERS |= dict.fromkeys(("alibi_mask", "padding_mask", "generate_stats", "is_deterministic_algorithm", "is_mxfp8", "unfuse_fma"), _boolean)
+_READERS |= dict.fromkeys(("left_bound", "right_bound", "max_seq_len_kv", "max_total_seq_len_q", "max_total_seq_len_kv"), _integer)
+_READERS |= dict.fromkeys(("diagonal_alignment", "mma_core_mode", "implementation"), _text)
 """Attribute name -> how its value is read back. An attribute that is not here cannot be in a text."""
 
 
@@ -264,7 +291,7 @@ def _attribute(name: str, value: Any, wide: bool) -> Any:
 def _node_object(node: NodeDecl, keys: Mapping[TensorDecl, int | str], graph: GraphText) -> dict[str, Any]:
     wide = data_type.DOUBLE in (node.compute, graph.compute, *(t.dtype for t in node.inputs.values()))
     found: dict[str, Any] = {"tag": node.op, "name": node.name}
-    if node.op not in NO_COMPUTE:
+    if node.op not in NO_COMPUTE or node.compute not in (data_type.NOT_SET, graph.compute):
         found["compute_data_type"] = _name(node.compute)
     found["inputs"] = {port: keys[t] for port, t in node.inputs.items()}
     found["outputs"] = {port: keys[t] for port, t in node.outputs.items()}

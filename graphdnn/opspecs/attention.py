@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from graphdnn.errors import NotSupportedError, ValidationError, explain
 from graphdnn.ir.node import NodeDecl
 from graphdnn.opspecs import attention_rules as rules
@@ -36,8 +38,8 @@ def infer_backward(node: NodeDecl) -> None:
     rules.given_by_user(node, ("dQ", "dK", "dV"))
     for port, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"), ("dBias", "Bias"), ("DSINK_TOKEN", "SINK_TOKEN")):
         if port in node.outputs and like in node.inputs:
-            t = node.inputs[like]
-            shapes.give(node, port, shapes.dims(t), lambda t=t: shapes.strides(t))
+            given = node.inputs[like]
+            shapes.give(node, port, shapes.dims(given), partial(shapes.strides, given))
     for port in ("O", "dO"):
         rules.same(node, port, (size.b, size.h_q, size.s_q, size.d_v))
     rules.same(node, "Stats", (size.b, size.h_q, size.s_q, 1))

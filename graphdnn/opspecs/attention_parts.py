@@ -23,8 +23,8 @@ SCORE_PORTS = tuple(f"SCORE_MOD_{i}" for i in range(8))
 PAGES = {"K": "Page_table_K", "V": "Page_table_V"}
 """Container -> its page table."""
 Steps = Sequence[tuple[str, Sequence[Any], Sequence[tuple[str, Any]]]]
-"""A score_mod: (pointwise mode, references of its inputs, attributes) of every step. A reference is a number, "T:i" (port SCORE_MOD_i), "#i" (result of
-step i), "S" (what is modified: the score, or in a score_mod_bprop the gradient of the modified score), "P" (there: the score before score_mod)."""
+"""A score_mod: (pointwise mode, references of its inputs, attributes) of every step. A reference is a number, "T:i" (port SCORE_MOD_i), "#i" (result
+of step i), "S" (what is modified: the score, or in a score_mod_bprop the gradient of the modified score), "P" (there: the score before score_mod)."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,11 @@ class Problem:
     def dropout(self) -> Array | None:
         """Factors of the weights; None where none are dropped."""
         if "Dropout_mask" in self.inputs:
-            return np.asarray(self.inputs["Dropout_mask"] * np.asarray(self.inputs["Dropout_scale"]).reshape(()), np.float64)
+            scale = float(self.inputs["Dropout_scale"].reshape(()))
+            return np.asarray(self.inputs["Dropout_mask"] * scale, np.float64)
         if "Seed" not in self.inputs:
             return None
-        return self.drawn() / (1.0 - self.attrs["dropout_probability"])
+        return np.asarray(self.drawn() / (1.0 - self.attrs["dropout_probability"]))
 
 
 def _blocks(mask: Array, size: Sizes) -> Array:

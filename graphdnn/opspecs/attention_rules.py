@@ -1,5 +1,6 @@
-"""What the arguments of attention must be like: shapes in infer, data types in check. Where the cuDNN Frontend refuses something that has a meaning (a
-head dim, a combination of masks), nothing is refused here."""
+"""What the arguments of attention must be like: shapes in infer, data types in check.
+
+Where the cuDNN Frontend refuses something that has a meaning (a head dim, a combination of masks), nothing is refused here."""
 
 from __future__ import annotations
 
@@ -112,8 +113,8 @@ def _lengths(node: NodeDecl, size: Sizes) -> None:
     if have and not padded and not node.attrs.get("score_mod"):
         fix = "use_padding_mask=True"
         raise ValidationError(explain("lengths without a padding mask", node=node.name, expected="a padding mask", found=", ".join(have), fix=fix))
-    for port in have:
-        elements(node, port, size.b)
+    for length in have:
+        elements(node, length, size.b)
     for port, t in (*node.inputs.items(), *node.outputs.items()):
         if t.ragged_offset is not None and not padded:
             text = f"{port} is packed, which needs a padding mask"

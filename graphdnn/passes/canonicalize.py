@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from graphdnn.errors import ValidationError, explain
 from graphdnn.ir import layout
@@ -16,9 +17,12 @@ from graphdnn.passes.check import carrier
 def canonicalize(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl], name: str = "") -> tuple[OperationGraph, list[TensorDecl]]:
     """The operation graph of declarations that have passed infer and check, and the declaration of each tensor id.
 
+    A ragged tensor's offsets become an input of their own: port Ragged_X beside port X.
+
     Assigns missing uids on the declarations (from 1 upward, in node order). Raises ValidationError for a cycle and a twice written tensor.
     """
     _assign_uids(nodes, tensors)
+    nodes = [_with_offsets(n) for n in nodes]
     ordered = _live(_topological(nodes))
     decls: dict[TensorDecl, int] = {}
     for n in ordered:
@@ -38,6 +42,11 @@ def _assign_uids(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl]) -> No
                 following += 1
             t.uid = following
             used.add(following)
+
+
+def _with_offsets(n: NodeDecl) -> NodeDecl:
+    offsets = {f"Ragged_{port}": t.ragged_offset for port, t in (*n.inputs.items(), *n.outputs.items()) if t.ragged_offset is not None}
+    return replace(n, inputs=n.inputs | offsets) if offsets else n
 
 
 def _topological(nodes: Sequence[NodeDecl]) -> list[NodeDecl]:

@@ -133,7 +133,7 @@ def check_tensor(t: TensorDecl, node: NodeDecl | None = None) -> None:
     if node is not None and not t.virtual:
         if any(s < 0 and d > 1 for d, s in zip(dim, stride, strict=True)):
             raise refuse("strides of an output must not be negative", "strides >= 0", list(stride), "write it forward")
-        if overlaps(dim, stride):
+        if overlaps(dim, stride) if t.ragged_offset is None else overlaps(dim[1:], stride[1:]):
             found = f"dims {list(dim)} strides {list(stride)}"
             raise refuse("the output overlaps itself", "strides that give every element a place of its own", found)
 
@@ -170,7 +170,7 @@ def _fill(n: NodeDecl, context: Context) -> None:
 def _fit_scalars(n: NodeDecl, ranks: dict[TensorDecl, int]) -> None:
     """A stored scalar (``tensor_scalar``, a number) broadcasts to anything: it counts as rank 0 beside tensors, so that it never adds a dim.
     ``ranks`` collects the rank that it gets in the end: that of the first tensor beside it, the smallest over all its readers."""
-    if spec(n.op).role not in ("pointwise", "composite", "random"):
+    if spec(n.op).role not in ("pointwise", "composite", "random", "attention"):
         return
     operands = [t for t in n.inputs.values() if t is not None]
     scalars = [t for t in operands if t.value is not None and math.prod(t.dim or ()) == 1]
