@@ -5,11 +5,8 @@ Used by the simulator's tests and by those on a GPU; :func:`random_problem` draw
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,21 +204,3 @@ def bytes_of(p: Problem) -> int:
     size = info(p.dtype).bits // 8
     batch = int(np.prod(p.batch)) if p.batch else 1
     return batch * (p.m * p.k + p.k * p.n + p.m * p.n) * size
-
-
-def compile_one(item: tuple[Problem, str]) -> str:
-    """Compile into the cache, without a GPU; "" or what went wrong."""
-    problem, tile = item
-    try:
-        g = planned(problem, "sm_90")
-        g.build_plan_at_index(plan_index(g, tile))
-    except Exception as error:
-        return f"{problem}, {tile}: {type(error).__name__}: {error}"
-    return ""
-
-
-def compile_all(items: list[tuple[Problem, str]]) -> list[str]:
-    """Compile into the cache with every processor; what went wrong."""
-    workers = max(1, (os.cpu_count() or 2) - 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        return [text for text in pool.map(compile_one, items, chunksize=2) if text]
