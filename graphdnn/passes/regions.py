@@ -364,10 +364,11 @@ def _of_all(space: Dims, axes: tuple[int, ...]) -> bool:
 
 
 def _of_rows_or_columns(space: Dims, axes: tuple[int, ...]) -> bool:
-    """One of the last two dims is reduced, and of the batch all or nothing."""
-    last = len(space) - 2
-    batch = {a for a in range(last) if space[a] > 1}
-    return (last in axes) != (last + 1 in axes) and (batch <= set(axes) or not batch & set(axes))
+    """One of the last two dims is reduced, and of the batch all or nothing; a dim of 1 counts as either."""
+    m, n = len(space) - 2, len(space) - 1
+    batch = {a for a in range(m) if space[a] > 1}
+    over, kept = ({a for a in (m, n) if space[a] == 1 or (a in axes) is reduced} for reduced in (True, False))
+    return any(a in over and b in kept for a, b in ((m, n), (n, m))) and (batch <= set(axes) or not batch & set(axes))
 
 
 def _row_by_row(space: Dims, axes: tuple[int, ...]) -> bool:

@@ -68,6 +68,13 @@ def test_sums_of_rows_and_columns(sums, out):
     check(Problem(70, 12, 24, (2,), (2,), out=out, epilogue=("relu", sums)), "cudasim", TILES["alternate"], runs=1)
 
 
+@pytest.mark.parametrize("m, n", [(1, 28), (28, 1)])
+@pytest.mark.parametrize("sums", ["row sums", "column sums", "batch column sums"])
+def test_sums_of_one_row_or_one_column(sums, m, n):
+    """A dim of 1 counts as reduced or as kept: a sum over the batch alone is then one of columns."""
+    check(Problem(m, n, 24, (1,), (3,), a="column", b="column", out="column", epilogue=("swish", sums)), "cudasim", TILES["alternate"], runs=1)
+
+
 def test_infinities_and_nan():
     special = Data("special", -2.0, 2.0)
     check(Problem(20, 16, 8, epilogue=("relu", "amax")), "cudasim", TILES["alternate"], runs=1, data={"a": special})
