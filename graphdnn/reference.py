@@ -127,7 +127,8 @@ class _Runner:
         inputs = [x if whole else _converted(x, spec.operands or compute) for x, whole in zip(inputs, kept, strict=True)]
         values = [round_to(v, compute) for v in spec.reference(n, dims, [x.value for x in inputs])]
         results, own = [], spec.spans
-        spans = own(n, dims, [x.span for x in inputs if x.span is not None], Arithmetic(compute)) if own and self.spans else None
+        given = [x.span for x in inputs if x.span is not None]
+        spans = own(n, dims, [x.value for x in inputs], given, Arithmetic(compute)) if own and self.spans else None
         for i, (v, t) in enumerate(zip(values, outputs, strict=True)):
             found = spans[i] if spans else self._span(n, t.dim, inputs, v, compute) if self.spans else None
             span = hull(found, v) if found else None

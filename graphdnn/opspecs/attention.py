@@ -6,8 +6,8 @@ from functools import partial
 
 from graphdnn.errors import NotSupportedError, ValidationError, explain
 from graphdnn.ir.node import NodeDecl
+from graphdnn.opspecs import attention_bounds, shapes
 from graphdnn.opspecs import attention_rules as rules
-from graphdnn.opspecs import shapes
 from graphdnn.opspecs.attention_parts import PAGES, SCORE_PORTS
 from graphdnn.opspecs.attention_reference import backward, forward
 from graphdnn.opspecs.spec import OpSpec
@@ -82,6 +82,7 @@ SPECS = (
         infer=infer_forward,
         check=rules.check,
         reference=forward,
+        spans=attention_bounds.forward,
     ),
     OpSpec(
         tag="SDPA_BWD",
@@ -94,5 +95,6 @@ SPECS = (
         infer=infer_backward,
         check=rules.check,
         reference=backward,
+        spans=attention_bounds.backward,
     ),
 )

@@ -50,7 +50,7 @@ def modified(steps: Steps, names: Arrays, tensors: Arrays, node: Node) -> Array:
     return made[-1] if made else names["S"]
 
 
-class _Scores:
+class Scores:
     """Scores before ("raw") and after ("final") score_mod, and the operands that made them, padding zeroed."""
 
     def __init__(self, a: Arrays, node: Node) -> None:
@@ -70,7 +70,7 @@ class _Scores:
 
 
 def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
-    scores = _Scores(a, node)
+    scores = Scores(a, node)
     p = scores.problem
     s = np.where(p.keep, scores.final, -np.inf)
     m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
@@ -88,7 +88,7 @@ def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
 
 
 def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
-    scores = _Scores(a, node)
+    scores = Scores(a, node)
     p = scores.problem
     stats, o, do = (np.where(p.rows, a[port], 0.0) for port in ("Stats", "O", "dO"))
     lost = np.isneginf(stats)

@@ -41,7 +41,7 @@ class OpSpec:
     ``operands``: the type that inputs are converted to, where it is not the compute type.
     ``domain``: "float" where the op means something only on floats; with an integer compute type it is calculated in FLOAT.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
-    ``spans(node, dims, spans of the inputs, arithmetic)``: where a kernel's results may lie, one span per output; None: the role's analysis.
+    ``spans(node, dims, arrays, spans of the arrays, arithmetic)``: where a kernel's results may lie, one span per output; None: the role's analysis.
     ``as_matmul(node, input dims, output dims)``: a contraction as a matrix product, from which error bounds follow; None: it is one.
     """
 
@@ -57,5 +57,5 @@ class OpSpec:
     domain: Literal["any", "float"] = "any"
     operands: data_type | None = None
     expand: Callable[[Expansion], None] | None = None
-    spans: Callable[[Node, list[tuple[int, ...]], list[Span], Arithmetic], list[Span]] | None = None
+    spans: Callable[[Node, list[tuple[int, ...]], list[Any], list[Span], Arithmetic], list[Span]] | None = None
     as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None
