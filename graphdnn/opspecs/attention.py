@@ -10,6 +10,7 @@ from graphdnn.opspecs import attention_bounds, shapes
 from graphdnn.opspecs import attention_rules as rules
 from graphdnn.opspecs.attention_parts import PAGES, SCORE_PORTS
 from graphdnn.opspecs.attention_reference import backward, forward
+from graphdnn.opspecs.score_grad import gradient_steps
 from graphdnn.opspecs.spec import OpSpec
 
 MASK_ATTRS = ("alibi_mask", "padding_mask", "left_bound", "right_bound", "diagonal_alignment", "attn_scale_value", "dropout_probability", "score_mod")
@@ -50,6 +51,12 @@ def infer_backward(node: NodeDecl) -> None:
             text = f"{name} has a meaning only where {port} is packed"
             raise NotSupportedError(explain(text, node=node.name, expected=f"a ragged offset of {port}", found=node.attrs[name]))
     _dump(node)
+
+
+def _check_backward(node: NodeDecl) -> None:
+    """A score_mod without score_mod_bprop can be differentiated."""
+    rules.check(node)
+    gradient_steps(node.attrs)
 
 
 def statistics(node: NodeDecl, ports: tuple[str, ...]) -> None:
@@ -93,7 +100,7 @@ SPECS = (
         attrs=(*MASK_ATTRS, "score_mod_bprop", "max_total_seq_len_q", "max_total_seq_len_kv", "is_deterministic_algorithm", "is_mxfp8"),
         domain="float",
         infer=infer_backward,
-        check=rules.check,
+        check=_check_backward,
         reference=backward,
         spans=attention_bounds.backward,
     ),

@@ -21,6 +21,7 @@ from graphdnn.opspecs.evaluate import evaluate
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION
 from graphdnn.opspecs.scalars import Array
+from graphdnn.opspecs.score_grad import gradient_steps
 from graphdnn.opspecs.spans import ULPS, Arithmetic, Span, anything, exact
 
 TILE = 8
@@ -30,6 +31,13 @@ Spans = dict[str, Span]
 
 def _swap(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
+
+
+def _touched(keep: Array, finite: Array) -> Array:
+    """Elements of a product of a matrix, of which only what ``keep`` marks counts, with one of which not all is finite, that this may reach."""
+    if np.all(finite):
+        return np.zeros((*keep.shape[:-1], finite.shape[-1]), bool)
+    return np.asarray(np.matmul(keep.astype(np.float64), (~finite).astype(np.float64)) > 0)
 
 
 def _where(kept: Array, x: Span) -> Span:
@@ -148,7 +156,7 @@ class _Rows:
 
     def _sums(self, room: Array) -> Span:
         v, factor = self.spans.v, self.problem.dropout()
-        finite = np.all(np.isfinite(v.lo) & np.isfinite(v.hi) & ~v.nan, axis=-2, keepdims=True)
+        finite = np.isfinite(v.lo) & np.isfinite(v.hi) & ~v.nan
         middle, half = np.where(finite, v.lo / 2 + v.hi / 2, 0.0), np.where(finite, v.hi / 2 - v.lo / 2, 0.0)
         size = np.abs(middle) + half
         share = self.share if factor is None else self.share * np.abs(factor)
@@ -158,7 +166,7 @@ class _Rows:
         slack = slack / room + 8 * self.arithmetic.unit * np.abs(value) + self.arithmetic.normal * (np.matmul(kept, size) + 1)
         empty = ~np.any(share != 0, axis=-1, keepdims=True)
         slack, value = np.where(empty, 0.0, slack), np.where(empty, 0.0, value)
-        return self._around(value, np.where(finite | empty, slack, np.nan))
+        return self._around(value, np.where(_touched(self.problem.keep, finite), np.nan, slack))
 
     def _around(self, value: Array, slack: Array) -> Span:
         slack = np.where(np.isneginf(value), 0.0, slack)
@@ -210,20 +218,29 @@ class _Gradients:
         a, p = self.arithmetic, self.problem
         dp = self._dropped(folds.matmul(self.do, self.spans.v.map(_swap), a))
         ds = _where(p.keep, a.binary("*", self.weights, a.binary("-", dp, self.d)))
-        steps = self.node.attr("score_mod_bprop")
+        steps = gradient_steps(self.node.attrs)
         return _where(p.keep, self.spans.modified(steps, {"S": ds, "P": self.spans.raw})) if steps else ds
+
+    def _product(self, keep: Array, x: Span, y: Span) -> Span:
+        """x @ y, of which what ``keep`` does not mark has no part."""
+        finite = np.isfinite(y.lo) & np.isfinite(y.hi) & ~y.nan
+        found, touched = folds.matmul(x, _where(finite, y), self.arithmetic), _touched(keep, finite)
+        return Span(np.where(touched, -np.inf, found.lo), np.where(touched, np.inf, found.hi), found.nan | touched)
 
     def _of_groups(self, x: Span, rows: Span, heads: int) -> Span:
         """x^T rows, added up over the heads of Q that share one of K or V."""
-        x, rows = (y.map(lambda v: v.reshape(v.shape[0], heads, -1, v.shape[-1])) for y in (x, rows))
-        return folds.matmul(x.map(_swap), rows, self.arithmetic)
+
+        def together(v: Array) -> Array:
+            return np.asarray(v.reshape(v.shape[0], heads, -1, v.shape[-1]))
+
+        return self._product(_swap(together(self.problem.keep)), x.map(together).map(_swap), rows.map(together))
 
     def outputs(self, dims: dict[str, Dims]) -> Spans:
         """Spans by port."""
         p, a, ds = self.problem, self.arithmetic, self._gradient()
         scales = ("Attn_scale", "attn_scale")
         found = {
-            "dQ": self.spans.scaled(folds.matmul(ds, self.spans.k, a), *scales),
+            "dQ": self.spans.scaled(self._product(p.keep, ds, self.spans.k), *scales),
             "dK": self.spans.scaled(self._of_groups(ds, self.spans.q, p.sizes.h_k), *scales),
             "dV": self._of_groups(self._dropped(self.weights), self.do, p.sizes.h_v),
         }

@@ -18,6 +18,7 @@ from graphdnn.opspecs.attention_parts import SCORE_PORTS, Problem, Steps, slopes
 from graphdnn.opspecs.formula import Arrays, Formula
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.scalars import Array
+from graphdnn.opspecs.score_grad import gradient_steps
 
 
 def number(a: Arrays, port: str, default: float = 1.0) -> float:
@@ -69,6 +70,19 @@ class Scores:
         self.final = modified(steps, {"S": raw}, self.tensors, node) if steps else raw
 
 
+def selected(keep: Array, weights: Array, x: Array) -> Array:
+    """weights @ x, of which only the terms count that ``keep`` marks: what is masked may be NaN."""
+    finite = np.isfinite(x)
+    found = np.asarray(np.matmul(weights, np.where(finite, x, 0.0)))
+    for d in np.flatnonzero(~np.all(finite, axis=(0, 1, 2))):
+        found[..., d] = np.sum(np.where(keep, weights * x[..., None, :, d], 0.0), axis=-1)
+    return found
+
+
+def _swap(x: Array) -> Array:
+    return np.swapaxes(x, -1, -2)
+
+
 def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     scores = Scores(a, node)
     p = scores.problem
@@ -80,7 +94,7 @@ def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     e = np.where(p.keep, np.exp(s - shift), 0.0)
     total = np.sum(e, axis=-1, keepdims=True) + np.exp(sink - shift)
     dropped = e if p.dropout() is None else e * p.dropout()
-    o = np.where(total == 0, 0.0, np.matmul(dropped, scores.v) / total)
+    o = np.where(total == 0, 0.0, selected(p.keep, dropped, scores.v) / total)
     found = {"O": o, "Stats": m + np.log(total), "Max": m, "Sum_exp": total}
     if "RNG_DUMP" in dims:
         found["RNG_DUMP"] = p.drawn()
@@ -95,16 +109,16 @@ def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     weights = np.where(p.keep & ~lost, np.exp(scores.final - np.where(lost, 0.0, stats)), 0.0)
     factor = 1.0 if p.dropout() is None else p.dropout()
     d = np.sum(do * o, axis=-1, keepdims=True)
-    dv = np.einsum("bhij,bhid->bhjd", weights * factor, do)
     dp = np.einsum("bhid,bhjd->bhij", do, scores.v) * factor
     ds = np.where(p.keep, weights * (dp - d), 0.0)
-    steps = node.attr("score_mod_bprop")
+    steps = gradient_steps(node.attrs)
     if steps:
         ds = np.where(p.keep, modified(steps, {"S": ds, "P": scores.raw}, scores.tensors, node), 0.0)
+    keep, turned = _swap(p.keep), _swap(ds)
     found = {
-        "dQ": scores.scale * np.matmul(ds, scores.k),
-        "dK": p.sum_of_groups(scores.scale * np.einsum("bhij,bhid->bhjd", ds, scores.q), p.sizes.h_k),
-        "dV": p.sum_of_groups(dv, p.sizes.h_v),
+        "dQ": scores.scale * selected(p.keep, ds, scores.k),
+        "dK": p.sum_of_groups(scores.scale * selected(keep, turned, scores.q), p.sizes.h_k),
+        "dV": p.sum_of_groups(selected(keep, _swap(weights * factor), do), p.sizes.h_v),
     }
     if "dBias" in dims:
         found["dBias"] = _summed(ds, dims["dBias"])
