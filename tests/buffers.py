@@ -58,7 +58,8 @@ def decode(elements: Array, dtype: data_type) -> Array:
 
 @dataclass
 class Guarded:
-    """One buffer. ``block``: all bytes; the tensor starts at byte ``start``; ``at``: element offsets of the logical elements from there."""
+    """One buffer. ``block``: all bytes; the tensor starts at byte ``start``; ``at``: element offsets of the logical elements from there. A packed
+    tensor has elements only where ``inside`` is true."""
 
     dim: tuple[int, ...]
     stride: tuple[int, ...]
@@ -68,6 +69,16 @@ class Guarded:
     at: Array
     snapshot: Array | None = None
     device_block: Any = None
+    inside: Array | None = None
+
+    @classmethod
+    def packed(cls, dim: tuple[int, ...], stride: tuple[int, ...], dtype: data_type, starts: Array, rows: Array) -> Guarded:
+        """A buffer for a packed tensor: batch b starts at element ``starts[b]`` and has ``rows[b]`` rows (dim 2)."""
+        at = positions(dim, (0, *stride[1:])) + starts.reshape(-1, 1, 1, 1)
+        inside = np.broadcast_to(np.arange(dim[2]).reshape(1, 1, -1, 1) < rows.reshape(-1, 1, 1, 1), dim)
+        made = cls.make((int(at[inside].max(initial=-1)) + 1,), (1,), dtype)
+        made.dim, made.stride, made.at, made.inside = dim, stride, at, inside
+        return made
 
     @classmethod
     def make(cls, dim: tuple[int, ...], stride: tuple[int, ...], dtype: data_type, offset: int = 0) -> Guarded:
@@ -93,6 +104,9 @@ class Guarded:
     def write(self, values: Array) -> None:
         """Store logical ``values``; where elements overlap (stride 0) the last one in row-major order stays."""
         data, flat = encode(np.broadcast_to(values, self.dim), self.dtype).reshape(-1), self.elements()
+        if self.inside is not None:
+            flat[self.at[self.inside]] = data[self.inside.reshape(-1)]
+            return
         if info(self.dtype).bits != 4:
             flat[self.at.reshape(-1)] = data
             return
@@ -103,6 +117,11 @@ class Guarded:
     def read(self) -> Array:
         """Logical values, float64 or int64."""
         flat = self.elements()
+        if self.inside is not None:  # what is outside is no part of the tensor: NaN, or the largest integer
+            found = np.full(self.dim, np.nan if info(self.dtype).kind == "f" else info(self.dtype).limits[1])
+            found = found if info(self.dtype).kind == "f" else found.astype(np.int64)
+            found[self.inside] = decode(flat[self.at[self.inside]], self.dtype)
+            return found
         if info(self.dtype).bits == 4:
             return decode((flat[self.at // 2] >> (self.at % 2 * 4).astype(np.uint8)) & 15, self.dtype)
         return decode(flat[self.at], self.dtype)
@@ -117,7 +136,8 @@ class Guarded:
         changed = np.flatnonzero(self.block != self.snapshot)
         if written:
             bits = info(self.dtype).bits
-            first = self.at.reshape(-1) * bits // 8 + self.start
+            at = self.at if self.inside is None else self.at[self.inside]
+            first = at.reshape(-1) * bits // 8 + self.start
             allowed = (first[:, None] + np.arange(max(bits // 8, 1))).reshape(-1)
             changed = np.setdiff1d(changed, allowed)
             changed = np.union1d(changed, self._spoiled_nibbles()) if bits == 4 else changed
@@ -153,7 +173,7 @@ class Guarded:
     def numpy_view(self) -> Array:
         """A NumPy array with the declared dims and strides over the buffer (flat bytes for 4-bit types)."""
         flat = self.elements()
-        if info(self.dtype).bits == 4:
+        if info(self.dtype).bits == 4 or self.inside is not None:
             return flat
         body = self.block[self.start : self.start + self.nbytes]
         return np.ndarray(self.dim, flat.dtype, buffer=body.data, strides=tuple(s * flat.itemsize for s in self.stride))
@@ -170,4 +190,6 @@ class Guarded:
         name = info(self.dtype).torch
         if name is None:
             return flat
+        if self.inside is not None:
+            return flat.view(getattr(torch, name))
         return flat.view(getattr(torch, name)).as_strided(self.dim, self.stride)

@@ -159,14 +159,19 @@ class Setup:
 
     def fill(self, seed: int, data: Mapping[str, Data], offsets: Mapping[str, int], values: Mapping[str, float | int]) -> None:
         """Draw the inputs, clear the outputs."""
-        og = self.operation_graph
-        for i in (*og.inputs, *og.outputs):
+        og, packed = self.operation_graph, _packed(self.operation_graph)
+        for i in sorted((*og.inputs, *og.outputs), key=lambda i: i in packed):
             t = og.tensors[i]
             if t.constant or t.by_value:
                 if t.value is None:
                     self.numbers[i] = values[t.name]
                 continue
-            buffer = Guarded.make(t.dim, t.stride, t.dtype, offsets.get(t.name, 0))
+            if i in packed:
+                starts, lengths = (self.buffers[n].read().reshape(-1) for n in packed[i])
+                rows = lengths if lengths.size == t.dim[0] else np.diff(starts)
+                buffer = Guarded.packed(t.dim, t.stride, t.dtype, starts[:-1], rows)
+            else:
+                buffer = Guarded.make(t.dim, t.stride, t.dtype, offsets.get(t.name, 0))
             if i not in og.outputs:
                 rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
                 buffer.write(draw(rng, t.dim, t.dtype, data.get(t.name, default_data(t.dtype))))
@@ -204,6 +209,19 @@ class Setup:
         for i, buffer in self.buffers.items():
             problem = buffer.damage(written=i in og.outputs)
             assert not problem, f"tensor '{og.tensors[i].name}': {problem}"
+
+
+def _packed(graph: Any) -> dict[int, tuple[int, int]]:
+    """Tensor id of every packed tensor -> ids of its offsets and of its lengths (page tables: the offsets again, whose differences they are)."""
+    found = {}
+    for n in graph.nodes:
+        ports = dict(n.inputs) | dict(n.outputs)
+        for port, offsets in n.inputs:
+            if port.startswith("Ragged_"):
+                of = port.removeprefix("Ragged_")
+                kind = "SEQ_LEN_KV" if of in ("K", "V", "dK", "dV") else "SEQ_LEN_Q"
+                found[ports[of]] = (offsets, offsets if of.startswith("Page") else ports[kind])
+    return found
 
 
 class Workspace:
@@ -311,6 +329,8 @@ def _compare(setup: Setup, wanted: Mapping[int, Any], outcome: Outcome) -> None:
         t = og.tensors[i]
         got = setup.buffers[i].read()
         value, bound = wanted[i]
+        if setup.buffers[i].inside is not None:
+            got = np.where(setup.buffers[i].inside, got, value)
         outcome.outputs[t.name], outcome.expected[t.name] = got, value
         outcome.elements += got.size
         outcome.excluded += assert_close(t.name, got, value, bound, t.dtype)

@@ -32,7 +32,8 @@ class TensorDecl:
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor of an operation graph; everything resolved. Strides are in elements. ``value`` is a stored scalar (with ``by_value``: the
-    default that a variant pack may replace; with ``constant``: baked into the kernel)."""
+    default that a variant pack may replace; with ``constant``: baked into the kernel). ``ragged``: its rows are packed, at offsets that a node has
+    as an input, so that dims and strides do not say how much memory it takes."""
 
     name: str
     uid: int
@@ -44,6 +45,7 @@ class Tensor:
     constant: bool = False
     value: float | int | None = None
     alignment: int = 16
+    ragged: bool = False
 
     @property
     def size(self) -> int:

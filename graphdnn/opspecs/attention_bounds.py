@@ -231,7 +231,7 @@ class _Gradients:
         """x^T rows, added up over the heads of Q that share one of K or V."""
 
         def together(v: Array) -> Array:
-            return np.asarray(v.reshape(v.shape[0], heads, -1, v.shape[-1]))
+            return np.asarray(v.reshape(v.shape[0], heads, v.shape[1] // heads * v.shape[2], v.shape[3]))
 
         return self._product(_swap(together(self.problem.keep)), x.map(together).map(_swap), rows.map(together))
 
@@ -254,4 +254,3 @@ class _Gradients:
             share = _where(p.rows & ~self.lost, self._power(sink.map(lambda v: np.broadcast_to(v, self.d.lo.shape))))
             found["DSINK_TOKEN"] = a.negative(folds.reduce(REDUCTION["ADD"], a.binary("*", share, self.d), (0, 2, 3), a))
         return found
-

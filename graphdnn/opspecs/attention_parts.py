@@ -95,7 +95,7 @@ class Problem:
         if "Block_mask" in inputs:
             keep = keep & _blocks(inputs["Block_mask"], size)
         keep = np.broadcast_to(keep, size.scores)
-        return cls(size, attrs, inputs, row < of_q, (col < of_kv).reshape(-1, 1, size.s_kv, 1), keep)
+        return cls(size, attrs, inputs, row < of_q, np.swapaxes(col < of_kv, 2, 3), keep)
 
     def rows_of(self, port: str, values: Array) -> Array:
         """The rows of K or V, [b, h, s_kv, d], taken out of pages if there are any; ``values``: the tensor at ``port``, or any array of its dims."""

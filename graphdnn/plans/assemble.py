@@ -59,7 +59,9 @@ def _up(n: int) -> int:
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes from the lowest to one past the highest element that the strides reach."""
+    """Bytes from the lowest to one past the highest element that the strides reach; 0, which is not checked, for packed rows."""
+    if tensor.ragged:
+        return 0
     return (tensor.extent * info(tensor.dtype).bits + 7) // 8
 
 
