@@ -90,6 +90,7 @@ RESAMPLING = ("resample", "resample_backward")
 SOFTMAX = ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward", "logsumexp_backward")
 
 RANDOM = ("rng",)
+BLOCK_SCALING = ("block_scale_quantize", "block_scale_dequantize")
 
 
 def methods(names: Iterable[str]) -> str:
@@ -160,6 +161,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "normalization": lambda: methods(NORMALIZATION),
     "softmax": lambda: methods(SOFTMAX),
     "random": lambda: methods(RANDOM),
+    "block scaling": lambda: methods(BLOCK_SCALING),
     "switches": switches,
     "error sample": error_sample,
     "api names": api_names,

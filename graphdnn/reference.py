@@ -125,7 +125,8 @@ class _Runner:
         # Lengths, seeds and page numbers of an attention stay integers.
         kept = [spec.role == "attention" and info(self.graph.tensors[t].dtype).kind == "i" for t in n.input_ids]
         inputs = [x if whole else _converted(x, spec.operands or compute) for x, whole in zip(inputs, kept, strict=True)]
-        values = [round_to(v, compute) for v in spec.reference(n, dims, [x.value for x in inputs])]
+        types = [[t.dtype for t in outputs]] if spec.typed else []
+        values = [round_to(v, compute) for v in spec.reference(n, dims, [x.value for x in inputs], *types)]
         results, own = [], spec.spans
         given = [x.span for x in inputs if x.span is not None]
         spans = own(n, dims, [x.value for x in inputs], given, Arithmetic(compute)) if own and self.spans else None

@@ -19,6 +19,7 @@ from graphdnn import reference
 from graphdnn.dtypes import data_type, info
 from graphdnn.opspecs import registry
 from graphdnn.passes.canonicalize import canonicalize
+from graphdnn.passes.expand import viewed
 from tests.buffers import GUARD, Array, Guarded, aligned_bytes, decode, encode
 
 Builder = Callable[[Any], Any]
@@ -294,7 +295,7 @@ def assert_composites_agree(graph: Any, setup: Setup, wanted: Mapping[int, Any])
     float64 loses, for outputs that are exact or DOUBLE)."""
     if not any(registry.spec(n.op).expand for n in graph._nodes):
         return
-    declared, _ = canonicalize(graph._nodes, list(graph._tensors))
+    declared, _ = canonicalize(viewed(graph._nodes), list(graph._tensors))
     ids = {t.uid: i for i, t in enumerate(setup.operation_graph.tensors)}
     feeds = setup.feeds()
     found = reference.run(declared, {i: feeds[ids[declared.tensors[i].uid]] for i in declared.inputs})

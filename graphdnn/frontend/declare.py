@@ -147,7 +147,7 @@ class Declarations(ABC):
 class Snapshot:
     """What the fields that passes fill in (dims, strides, data types, attributes) held at one moment."""
 
-    _TENSOR = ("dim", "stride", "dtype", "value", "virtual")
+    _TENSOR = ("dim", "stride", "dtype", "value", "virtual", "placement")
     _NODE = ("compute", "attrs")
 
     def __init__(self, graph: Declarations) -> None:

@@ -23,6 +23,7 @@ from graphdnn.frontend.norm_ops import NormOps
 from graphdnn.frontend.planning import Planning
 from graphdnn.frontend.pointwise_ops import PointwiseOps
 from graphdnn.frontend.properties import KernelCache
+from graphdnn.frontend.quant_ops import QuantOps
 from graphdnn.frontend.random_ops import RandomOps
 from graphdnn.frontend.resample_ops import ResampleOps
 from graphdnn.frontend.softmax_ops import SoftmaxOps
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
 
 
-class pygraph(PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, AttentionOps, Copies, Planning):
+class pygraph(PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, AttentionOps, Copies, Planning):
     """A graph of tensor operations.
 
     Declare tensors and ops, then ``build([heur_mode.A])``, or step by step: ``validate``, ``build_operation_graph``, ``create_execution_plans``,

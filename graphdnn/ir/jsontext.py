@@ -139,6 +139,10 @@ def _integers(where: str, value: Any) -> tuple[int, ...]:
     return tuple(_integer(where, v) for v in _list(where, value))
 
 
+def _integer_or_integers(where: str, value: Any) -> int | tuple[int, ...]:
+    return _integers(where, value) if isinstance(value, list) else _integer(where, value)
+
+
 def _pairs(where: str, value: Any) -> tuple[tuple[int | None, ...], ...]:
     pairs = tuple(tuple(None if v is None else _integer(where, v) for v in _list(where, pair)) for pair in _list(where, value))
     if any(len(pair) != 2 for pair in pairs):
@@ -199,6 +203,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "peer_stats": _integers,
     "num_groups": _integer,
     "distribution": _text,
+    "block_size": _integer_or_integers,
+    "transpose": _boolean,
+    "is_negative_scale": _boolean,
     "bernoulli_probability": _number,
     "uniform_minimum": _number,
     "uniform_maximum": _number,

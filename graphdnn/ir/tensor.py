@@ -9,9 +9,20 @@ from graphdnn.dtypes import data_type
 Dims = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the elements of a tensor are, if dims and strides cannot say it or a kernel wants other dims: read in row-major order, a tensor of
+    ``dim`` and ``stride`` has the elements of the declared one, which is padded at the ends of its dims to the extents ``padded``."""
+
+    dim: Dims
+    stride: Dims
+    padded: Dims
+
+
 @dataclass(eq=False)
 class TensorDecl:
-    """What a user has said of a tensor so far. ``dim`` None: not set yet ( ``()`` is rank 0). Compared and hashed by identity."""
+    """What a user has said of a tensor so far. ``dim`` None: not set yet ( ``()`` is rank 0). Compared and hashed by identity. ``placement`` is set
+    by infer."""
 
     name: str = ""
     dim: Dims | None = None
@@ -27,6 +38,7 @@ class TensorDecl:
     ragged_offset: TensorDecl | None = None
     vector_count: int = 1
     vector_dimension: int = -1
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

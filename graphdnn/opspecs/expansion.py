@@ -6,6 +6,7 @@ nothing is rounded in between that the op's definition does not round; the last 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,18 +80,39 @@ class Expansion:
         attrs = {"slices": tuple(bounds), "slice_strides": (1,) * len(dim)}
         return self.add("SLICE", {"X": x}, dim, attrs, ("Y", out), x.dtype)
 
-    def deliver(self, port: str, value: TensorDecl) -> None:
+    def view(self, t: TensorDecl) -> TensorDecl:
+        """A tensor with a placement, with its declared dims."""
+        assert t.placement is not None, "asked for where there is one"
+        whole = self.reshape(t, t.placement.padded)
+        return whole if t.placement.padded == _dims(t) else self.slice(whole, [(0, d) for d in _dims(t)])
+
+    def padded(self, x: TensorDecl, dim: Dims) -> TensorDecl:
+        """``x`` with zeros behind it along every axis, up to ``dim``."""
+        for a, d in enumerate(dim):
+            extent = _dims(x)
+            if d > extent[a]:
+                gap = (*extent[:a], d - extent[a], *extent[a + 1 :])
+                zeros = TensorDecl(dim=gap, stride=layout.packed(gap), dtype=x.dtype, by_value=True, constant=True, value=0)
+                x = self.add("CONCATENATE", {"0": x, "1": zeros}, (*extent[:a], d, *extent[a + 1 :]), {"axis": a}, ("Y", None), x.dtype)
+        return x
+
+    def deliver(self, port: str, value: TensorDecl, logical: Dims | None = None) -> None:
         """Let ``value`` be the output at ``port``, if the node has it: the last thing to do with a value.
 
-        A value that other steps read too stays as it is, in the compute type, and the output is a rounded copy."""
+        A value that other steps read too stays as it is, in the compute type, and the output is a rounded copy. ``logical``: dims of the value
+        that the output has before it is padded."""
         out = self.output(port)
         if out is None:
             return
-        if _dims(value) != _dims(out):
-            value = self.reshape(value, _dims(out))
+        place = out.placement
+        if math.prod(_dims(value)) != math.prod(_written(out)):
+            whole = _dims(out) if place is None else place.padded
+            value = self.padded(value if logical is None else self.reshape(value, logical), whole)
+        if _dims(value) != _written(out):
+            value = self.reshape(value, _written(out))
         maker = next((n for n in self.nodes if value in n.outputs.values()), None)
         readers = [n for n in self.nodes if value in n.inputs.values()]
-        if maker is None or not value.virtual or (readers and out.dtype is not value.dtype):
+        if maker is None or not value.virtual or (readers and (out.dtype is not value.dtype or place is not None)):
             self.pointwise("IDENTITY", value, out=out)
             return
         maker.outputs = dict.fromkeys(maker.outputs, out)
@@ -111,9 +133,14 @@ class Expansion:
         if out is None:
             out = TensorDecl(dim=dim, stride=layout.packed(dim), dtype=dtype or self.compute, virtual=True)
             out.name = f"{self.node.name}.{len(self.nodes)}"
-        assert _dims(out) == tuple(dim), f"{op} in the expansion of {self.node.op} '{self.node.name}' gives {dim}, its output has {out.dim}"
+        assert _written(out) == tuple(dim), f"{op} in the expansion of {self.node.op} '{self.node.name}' gives {dim}, its output has {out.dim}"
         self.nodes.append(NodeDecl(op, f"{self.node.name}.{len(self.nodes)}", inputs, {port: out}, attrs, self.compute))
         return out
+
+
+def _written(t: TensorDecl) -> Dims:
+    """The dims under which a kernel writes ``t``."""
+    return _dims(t) if t.placement is None else t.placement.dim
 
 
 def _dims(t: TensorDecl) -> Dims:

@@ -10,7 +10,21 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.opspecs.spec import OpSpec
 
-MODULES = ("pointwise", "reduction", "matmul", "conv", "movement", "window", "resample", "norm", "batchnorm", "softmax", "rng", "attention")
+MODULES = (
+    "pointwise",
+    "reduction",
+    "matmul",
+    "conv",
+    "movement",
+    "window",
+    "resample",
+    "norm",
+    "batchnorm",
+    "softmax",
+    "rng",
+    "block_scale",
+    "attention",
+)
 """Modules of this package whose ``SPECS`` are registered, and whose ``ROWS``, where an op has a table of modes."""
 
 

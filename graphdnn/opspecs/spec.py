@@ -40,6 +40,7 @@ class OpSpec:
     rounded to the output's dtype); returns one array per output.
     ``operands``: the type that inputs are converted to, where it is not the compute type.
     ``domain``: "float" where the op means something only on floats; with an integer compute type it is calculated in FLOAT.
+    ``typed``: the reference takes the data types of the outputs as a fourth argument: rounding to them is part of what the op calculates.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
     ``spans(node, dims, arrays, spans of the arrays, arithmetic)``: where a kernel's results may lie, one span per output; None: the role's analysis.
     ``as_matmul(node, input dims, output dims)``: a contraction as a matrix product, from which error bounds follow; None: it is one.
@@ -51,11 +52,12 @@ class OpSpec:
     outputs: tuple[str, ...]
     infer: Callable[[NodeDecl], None]
     check: Callable[[NodeDecl], None]
-    reference: Callable[[Node, list[tuple[int, ...]], list[Any]], list[Any]]
+    reference: Callable[..., list[Any]]
     optional: tuple[str, ...] = ()
     attrs: tuple[str, ...] = ()
     domain: Literal["any", "float"] = "any"
     operands: data_type | None = None
+    typed: bool = False
     expand: Callable[[Expansion], None] | None = None
     spans: Callable[[Node, list[tuple[int, ...]], list[Any], list[Span], Arithmetic], list[Span]] | None = None
     as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None

@@ -85,6 +85,8 @@ def _live(ordered: list[NodeDecl]) -> list[NodeDecl]:
 
 def _freeze(t: TensorDecl) -> Tensor:
     assert t.dim is not None and t.stride is not None and t.uid is not None, "infer has set dims, strides and uids"
+    if t.placement is not None:
+        return Tensor(t.name, t.uid, t.placement.dim, t.placement.stride, t.dtype, alignment=t.alignment)
     # A virtual tensor has no memory of the user's: where it is stored after all, it is stored packed, in the order of its strides.
     stride = layout.like(t.dim, [abs(s) for s in t.stride]) if t.virtual else tuple(t.stride)
     return Tensor(t.name, t.uid, tuple(t.dim), stride, t.dtype, t.virtual, t.by_value, t.constant, t.value, t.alignment, t.ragged_offset is not None)

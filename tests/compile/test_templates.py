@@ -103,6 +103,19 @@ def movement(g):
     out(g.concatenate([x, tensor(g, (6, 8, 3))], axis=2))
 
 
+def mxfp8(g):
+    y, scale = g.block_scale_quantize(g.gelu(tensor(g, (64, 1024), D.BFLOAT16)), 32)
+    out(y, D.FP8_E4M3)
+    out(scale, D.FP8_E8M0)
+
+
+def nvfp4(g):
+    a, b = g.tensor(dim=(2, 64, 128), layout="row", data_type=D.FP4_E2M1), g.tensor(dim=(2, 128, 96), layout="column", data_type=D.FP4_E2M1)
+    order = graphdnn.tensor_reordering.F8_128x4
+    sa, sb = (g.tensor(dim=d, layout="row", data_type=D.FP8_E4M3, reordering_type=order) for d in ((2, 128, 8), (2, 8, 128)))
+    out(g.matmul(g.block_scale_dequantize(a, sa, [1, 16]), g.block_scale_dequantize(b, sb, [16, 1])), D.BFLOAT16)
+
+
 GRAPHS = {
     **{f"pointwise {c[0]}..{c[-1]}": rows(c) for c in CHUNKS},
     "pointwise bf16 vectors": lambda g: out(g.relu(g.add(tensor(g, (4096, 4096), D.BFLOAT16), tensor(g, (4096, 4096), D.BFLOAT16))), D.BFLOAT16),
@@ -126,6 +139,8 @@ GRAPHS = {
     "conv data gradient, strided, prologue": conv(kind="dgrad", stride=2),
     "conv weight gradient, grouped": conv(kind="wgrad", groups=2),
     "movement": movement,
+    "mxfp8 quantize": mxfp8,
+    "nvfp4 matmul": nvfp4,
     "dropout": lambda g: out(g.mul(tensor(g, (64, 1024)), g.rng("BERNOULLI", 5, 2**40, dim=(64, 1024), probability=0.5))),
     "normal numbers in a matmul": matmul(epilogue=lambda g, y: g.add(y, g.rng("NORMAL", 1, 2, dim=(2, 200, 136)))),
 }
