@@ -24,7 +24,6 @@ from graphdnn.frontend.enums import knob_type as knob_type
 from graphdnn.frontend.enums import moe_grouped_matmul_mode as moe_grouped_matmul_mode
 from graphdnn.frontend.enums import norm_forward_phase as norm_forward_phase
 from graphdnn.frontend.enums import numerical_note as numerical_note
-from graphdnn.frontend.enums import reduction_mode as reduction_mode
 from graphdnn.frontend.enums import reshape_mode as reshape_mode
 from graphdnn.frontend.enums import scalar_type as scalar_type
 from graphdnn.frontend.enums import tensor_reordering as tensor_reordering
@@ -38,6 +37,7 @@ from graphdnn.frontend.planning import knob as knob
 from graphdnn.frontend.properties import create_device_properties as create_device_properties
 from graphdnn.frontend.properties import create_kernel_cache as create_kernel_cache
 from graphdnn.frontend.pygraph import pygraph as pygraph
+from graphdnn.frontend.reduction_modes import reduction_mode as reduction_mode
 from graphdnn.frontend.tensor import tensor as tensor
 from graphdnn.frontend.wrapper import Graph as Graph
 from graphdnn.frontend import names as _compiled_module

@@ -7,6 +7,7 @@ comparison, and a check that no byte outside the outputs' elements has changed.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from tests.buffers import GUARD, Array, Guarded, aligned_bytes, decode, encode
 
 Builder = Callable[[Any], Any]
 DEVICES = ("cpu", "cudasim", "cuda:0")
+EVERY_PLAN = os.environ.get("TEST_EVERY_PLAN") == "1"
+"""Whether graphs run with every plan that builds, unless a test says otherwise, and not only with the best one."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------- input data
@@ -262,7 +265,7 @@ def check_graph(
     graph: Mapping[str, Any] | None = None,
     after_validate: Callable[[Any], None] | None = None,
     runs: int = 2,
-    every_plan: bool = False,
+    every_plan: bool = EVERY_PLAN,
     may_exclude: float = 0.05,
 ) -> Outcome:
     """Build what ``build`` declares, run it on ``device`` and compare every output with the reference.

@@ -23,3 +23,5 @@ from graphdnn.engines.reduction import Reduction
 from graphdnn.engines.rows import Rows
 
 ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt(), ConvDirect(), ConvImplicitGemm())
+
+assert len({e.id for e in ENGINES}) == len({e.name for e in ENGINES}) == len(ENGINES), "two engines with one id or name"

@@ -9,7 +9,8 @@ from typing import Any
 from graphdnn.dtypes import data_type
 from graphdnn.errors import KindError, explain
 from graphdnn.frontend.declare import Declarations
-from graphdnn.frontend.enums import reduction_mode, reshape_mode
+from graphdnn.frontend.enums import reshape_mode
+from graphdnn.frontend.reduction_modes import reduction_mode
 from graphdnn.frontend.tensor import as_dims, as_integer
 from graphdnn.frontend.tensor import tensor as Tensor
 

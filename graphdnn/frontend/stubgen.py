@@ -1,4 +1,5 @@
-"""Prints the .pyi files of what is not written out in the sources: the pointwise methods, which come from the op table, and the lazy public names.
+"""Prints the .pyi files of what is not written out in the sources: the pointwise methods and the reduction modes,
+which come from the op tables, and the lazy public names.
 
     python -m graphdnn.frontend.stubgen
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from graphdnn import _public
 from graphdnn.frontend.methods import Method, methods
 from graphdnn.frontend.pointwise_ops import PointwiseOps
+from graphdnn.frontend.reduction_modes import reduction_mode
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 150
@@ -49,6 +51,12 @@ def pointwise_stub() -> str:
     return "\n".join(lines) + "\n"
 
 
+def modes_stub() -> str:
+    """Text of frontend/reduction_modes.pyi."""
+    lines = [_HEADER + "from graphdnn._enum import ApiEnum", "", "class reduction_mode(ApiEnum):", f'    """{reduction_mode.__doc__}"""', ""]
+    return "\n".join([*lines, *(f"    {m.name} = {m.value}" for m in reduction_mode)]) + "\n"
+
+
 def names_stub() -> str:
     """Text of graphdnn/__init__.pyi."""
     lines = [
@@ -63,7 +71,7 @@ def names_stub() -> str:
     return "\n".join(lines) + "\n"
 
 
-STUBS = {"frontend/pointwise_ops.pyi": pointwise_stub, "__init__.pyi": names_stub}
+STUBS = {"frontend/pointwise_ops.pyi": pointwise_stub, "frontend/reduction_modes.pyi": modes_stub, "__init__.pyi": names_stub}
 
 
 def main() -> None:

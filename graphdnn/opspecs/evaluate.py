@@ -70,6 +70,7 @@ class _Walk(Generic[V, C]):
             found: V = self._names[e.id]
             return found
         if isinstance(e, ast.BinOp):
+            assert type(e.op) in _BINARY, f"not an operator of the dialect: {ast.unparse(e)}; truediv, floormod and pow are functions"
             return a.binary(_BINARY[type(e.op)], self.value(e.left), self.value(e.right))
         if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
             return a.negative(self.value(e.operand))

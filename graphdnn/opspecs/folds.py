@@ -21,6 +21,7 @@ def reduce(row: ReductionOp, x: Span, axes: Dims, arithmetic: Arithmetic) -> Spa
     others = tuple(a for a in range(x.lo.ndim) if a not in axes)
     count = int(np.prod([x.lo.shape[a] for a in axes], dtype=np.int64))
     rows = x.map(lambda v: np.transpose(v, (*others, *axes)).reshape((*(x.lo.shape[a] for a in others), count)))
+    assert row.combine in _FOLDS, f"reduction row {row.mode}: how an error grows through '{row.combine}' needs a row in _FOLDS"
     total = _FOLDS[row.combine](evaluate(row.map, {"a": rows}, arithmetic), arithmetic)
     if count == 0:
         ends = {"lowest": -np.inf, "highest": np.inf}

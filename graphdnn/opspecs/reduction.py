@@ -92,7 +92,7 @@ def _table(rows: Iterable[ReductionOp]) -> dict[str, ReductionOp]:
 
 
 REDUCTION: dict[str, ReductionOp] = _table(_rows())
-"""Mode -> row."""
+"""Mode -> row. The order gives the members of ``graphdnn.reduction_mode`` their numbers."""
 
 
 def reduced_axes(attrs: Mapping[str, Any], x: Dims, y: Dims) -> Dims:

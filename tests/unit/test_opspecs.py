@@ -122,10 +122,10 @@ CASES = [(mode, attrs) for mode in POINTWISE for attrs in ATTRIBUTES.get(mode, [
 
 # ------------------------------------------------------------------------------------------------------------------------------------ the table
 def test_every_mode_and_method_of_the_api_has_a_row():
-    assert set(POINTWISE) == set(API_MODES)
+    assert set(API_MODES) <= set(POINTWISE)
     methods = {row.method: row.args for row in POINTWISE.values()} | {a.method: a.args for row in POINTWISE.values() for a in row.aliases}
-    assert methods == {m: tuple(args.split()) for args, names in API_METHODS.items() for m in names.split()}
-    assert set(REDUCTION) == {"ADD", "MUL", "MIN", "MAX", "AMAX", "AVG", "NORM1", "NORM2", "MUL_NO_ZEROS"}
+    assert {m: tuple(args.split()) for args, names in API_METHODS.items() for m in names.split()}.items() <= methods.items()
+    assert set(REDUCTION) >= {"ADD", "MUL", "MIN", "MAX", "AMAX", "AVG", "NORM1", "NORM2", "MUL_NO_ZEROS"}
 
 
 def test_keywords_of_methods_name_attributes_of_their_row():
@@ -139,7 +139,7 @@ def test_keywords_of_methods_name_attributes_of_their_row():
 
 @pytest.mark.parametrize("row", [*POINTWISE.values(), *REDUCTION.values()], ids=lambda r: r.mode)
 def test_expressions_are_of_the_dialect(row):
-    """No literal or attribute outside T(), only known functions and names."""
+    """No literal or attribute outside T(), only known operators, functions and names."""
     texts = [row.expr, row.int_expr] if hasattr(row, "expr") else [row.map, row.combine, row.finalize]
     allowed = {"a", "b", "c"} if hasattr(row, "expr") else {"a", "x", "y", "n"}
     for text in filter(None, texts):
@@ -151,6 +151,8 @@ def test_expressions_are_of_the_dialect(row):
                 assert id(n) in inside, f"bare literal {n.value} in {text}"
             elif isinstance(n, ast.Name) and id(n) in inside:
                 assert n.id in row.attrs or n.id == "index", n.id
+            elif isinstance(n, ast.BinOp) and id(n) not in inside:
+                assert isinstance(n.op, (ast.Add, ast.Sub, ast.Mult)), f"{ast.unparse(n)} in {text}: + - * are the operators; truediv, floormod, pow"
             elif isinstance(n, ast.Call):
                 assert n.func.id == "T" or n.func.id in FUNCTIONS, n.func.id
             elif isinstance(n, ast.Name) and n.id not in FUNCTIONS and n.id != "T":
@@ -331,7 +333,7 @@ def test_reduction_of_nothing():
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(row.reference(np.zeros((2, 0)), (1,)), np.full((2, 1), value))
         np.testing.assert_array_equal(folded(row, [], F32), np.float32(value))
-    assert {m for m, row in REDUCTION.items() if row.empty is None} == {"MIN", "MAX", "AVG"}
+    assert {m for m in want if REDUCTION[m].empty is None} == {"MIN", "MAX", "AVG"}
 
 
 def test_average_of_integers_is_rounded_half_to_even_and_never_wraps():
