@@ -221,14 +221,11 @@ class NormOps(Declarations):
         """Batch normalization in training: every channel (axis 1) normalized over the whole batch; scale, bias and statistics [1, C, 1, ...].
 
         Returns [Y, MEAN, INV_VARIANCE, NEXT_RUNNING_MEAN, NEXT_RUNNING_VAR]. The running statistics, (1 - momentum) * previous + momentum * those of
-        this batch, with the variance of n elements times n / (n - 1), may be written over the previous ones; without them (None, and no
-        momentum) the last two are None. ``peer_stats``, of other GPUs, must be empty."""
-        running = _given(PREV_RUNNING_MEAN=in_running_mean, PREV_RUNNING_VAR=in_running_var, MOMENTUM=momentum)
+        this batch, with the variance of n elements times n / (n - 1), may be written over the previous ones; without them the last two are
+        None and ``momentum`` is not read. ``peer_stats``, of other GPUs, must be empty."""
+        running = _running(in_running_mean, in_running_var, momentum)
         ports = {"X": input, "SCALE": scale, "BIAS": bias, "EPSILON": epsilon, **running}
-        with_running = in_running_mean is not None or in_running_var is not None
-        outputs = ("Y", *_STATISTICS, *(_NEXT if with_running else ()))
-        if not with_running:
-            ports.pop("MOMENTUM", None)
+        outputs = ("Y", *_STATISTICS, *(_NEXT if running else ()))
         made = self._normalized("BATCHNORM", name, ports, outputs, {"peer_stats": _no_peers(name, peer_stats)}, compute_data_type)
         return [*made, *[None] * (5 - len(made))]
 
@@ -288,7 +285,7 @@ class NormOps(Declarations):
 
         Returns [EQ_SCALE, EQ_BIAS, MEAN, INV_VARIANCE, NEXT_RUNNING_MEAN, NEXT_RUNNING_VAR]; the last two are None without running statistics. The
         variance is mean(x * x) - mean(x) ** 2, not below 0: it loses digits where the mean is large beside the deviation."""
-        running = _given(PREV_RUNNING_MEAN=in_running_mean, PREV_RUNNING_VAR=in_running_var, MOMENTUM=momentum)
+        running = _running(in_running_mean, in_running_var, momentum)
         ports = {"SUM": sum, "SQ_SUM": sq_sum, "SCALE": scale, "BIAS": bias, "EPSILON": epsilon, "ACCUM_COUNT": accum_count, **running}
         outputs = ("EQ_SCALE", "EQ_BIAS", *_STATISTICS, *(_NEXT if running else ()))
         made = self._normalized("BN_FINALIZE", name, ports, outputs, {}, compute_data_type)
@@ -315,6 +312,12 @@ class NormOps(Declarations):
 def _given(**ports: Any) -> dict[str, Any]:
     """Those that are not None."""
     return {p: t for p, t in ports.items() if t is not None}
+
+
+def _running(mean: Tensor | None, variance: Tensor | None, momentum: Tensor | float | None) -> dict[str, Any]:
+    """Ports of the running statistics. Without these a momentum says nothing, and there are none."""
+    given = _given(PREV_RUNNING_MEAN=mean, PREV_RUNNING_VAR=variance)
+    return given | _given(MOMENTUM=momentum) if given else {}
 
 
 def _no_peers(node: str, peer_stats: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ Training normalizes by the variance of the batch, divided by the number n of ele
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def _running(a: Arrays, mean: Array, variance: Array, n: float) -> Arrays:
 
 # ------------------------------------------------------------------------------------------------------------------------- training, backward
 def _infer_training(node: NodeDecl) -> None:
-    _infer_running(node, norm.infer_forward(node, rules.BATCH))
+    _infer_running(node, norm.infer_forward(rules.BATCH, node))
 
 
 def _expand_training(e: Expansion) -> None:
@@ -78,14 +79,6 @@ def _training(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     xhat, mean, variance, inverse = norm.standardized(x, axes, float(a["EPSILON"].reshape(())))
     found = {"Y": xhat * a["SCALE"] + a["BIAS"], "MEAN": mean, "INV_VARIANCE": inverse}
     return found | _running(a, mean, variance, x.size / max(x.shape[1], 1))
-
-
-def _infer_backward(node: NodeDecl) -> None:
-    norm.infer_backward(node, rules.BATCH)
-
-
-def _expand_backward(e: Expansion) -> None:
-    norm.expand_backward(rules.BATCH, e)
 
 
 def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
@@ -234,10 +227,10 @@ SPECS = (
         outputs=("DX", "DSCALE", "DBIAS"),
         attrs=("peer_stats",),
         domain="float",
-        infer=_infer_backward,
+        infer=partial(norm.infer_backward, rules.BATCH),
         check=shapes.check_plain,
         reference=reference(_backward),
-        expand=_expand_backward,
+        expand=partial(norm.expand_backward, rules.BATCH),
     ),
     OpSpec(
         tag="BATCHNORM_INFERENCE",

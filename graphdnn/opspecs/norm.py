@@ -6,7 +6,7 @@ The variance is that of the elements (divided by their number), found in a secon
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from graphdnn.ir.tensor import Dims, TensorDecl
 from graphdnn.opspecs import norm_shapes as rules
 from graphdnn.opspecs import shapes
 from graphdnn.opspecs.expansion import Expansion
-from graphdnn.opspecs.formula import Arrays, Formula, reference
+from graphdnn.opspecs.formula import Arrays, reference
 from graphdnn.opspecs.norm_shapes import Family
 from graphdnn.opspecs.scalars import Array
 from graphdnn.opspecs.spec import OpSpec
@@ -26,7 +26,7 @@ PHASES = ("INFERENCE", "TRAINING")
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------- shapes
-def infer_forward(node: NodeDecl, family: Family) -> Dims:
+def infer_forward(family: Family, node: NodeDecl) -> Dims:
     """Y and the statistics; returns their dims."""
     shapes.require(node, ("X", "SCALE", "EPSILON"), ("Y",))
     rules.single(node, "EPSILON", "MOMENTUM")
@@ -38,8 +38,8 @@ def infer_forward(node: NodeDecl, family: Family) -> Dims:
     return found
 
 
-def infer_backward(node: NodeDecl, family: Family, optional: tuple[str, ...] = ()) -> None:
-    """DX, DSCALE and DBIAS."""
+def infer_backward(family: Family, node: NodeDecl, optional: tuple[str, ...] = ()) -> None:
+    """DX, DSCALE and DBIAS; ``optional``: inputs that may be missing."""
     given = ("MEAN", "INV_VARIANCE") if family.centered else ("INV_VARIANCE",)
     shapes.require(node, ("DY", "X", "SCALE", *(p for p in given if p not in optional)), ("DX", "DSCALE"))
     x = rules.input_dims(node, family.rank)
@@ -56,18 +56,11 @@ def infer_backward(node: NodeDecl, family: Family, optional: tuple[str, ...] = (
     rules.give_gradients(node, family)
 
 
-def _forward(family: Family) -> Callable[[NodeDecl], None]:
-    def infer(node: NodeDecl) -> None:
-        if node.attrs.get("forward_phase") not in PHASES:
-            rule, expected = "forward phase not set", "norm_forward_phase." + " or .".join(PHASES)
-            raise ValidationError(explain(rule, node=node.name, expected=expected, found=node.attrs.get("forward_phase")))
-        infer_forward(node, family)
-
-    return infer
-
-
-def _backward(family: Family, optional: tuple[str, ...]) -> Callable[[NodeDecl], None]:
-    return lambda node: infer_backward(node, family, optional)
+def _infer_forward(family: Family, node: NodeDecl) -> None:
+    if node.attrs.get("forward_phase") not in PHASES:
+        rule, expected = "forward phase not set", "norm_forward_phase." + " or .".join(PHASES)
+        raise ValidationError(explain(rule, node=node.name, expected=expected, found=node.attrs.get("forward_phase")))
+    infer_forward(family, node)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------- expansion
@@ -167,18 +160,11 @@ def expand_backward(family: Family, e: Expansion) -> None:
             e.deliver(port, e.reduction("ADD", value, rules.normalized_axes(rules.padded(shapes.dims(out), len(view.dim)), view.dim)))
 
 
-def _expanded(expand: Callable[[Family, Expansion], None], family: Family) -> Callable[[Expansion], None]:
-    def run(e: Expansion) -> None:
-        expand(family, e)
-
-    return run
-
-
 # ---------------------------------------------------------------------------------------------------------------------------------- references
 def standardized(x: Array, axes: Dims, epsilon: float, centered: bool = True) -> tuple[Array, Array, Array, Array]:
     """(x - mean) / sqrt(variance + epsilon), mean, variance, 1 / sqrt(variance + epsilon)."""
-    mean = np.mean(x, axis=axes, keepdims=True) if centered else np.mean(x, axis=axes, keepdims=True) * 0
-    variance = np.var(x, axis=axes, keepdims=True) if centered else np.mean(np.square(x), axis=axes, keepdims=True)
+    mean = np.mean(x, axis=axes, keepdims=True) if centered else np.zeros(())
+    variance = np.mean(np.square(x - mean), axis=axes, keepdims=True)
     return (x - mean) / np.sqrt(variance + epsilon), mean, variance, 1 / np.sqrt(variance + epsilon)
 
 
@@ -196,39 +182,33 @@ def gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array, axe
     return np.asarray(inverse / n * (n * g - through_mean - xhat * np.sum(g * xhat, axis=axes, keepdims=True)))
 
 
-def _forward_formula(family: Family) -> Formula:
-    def formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
-        x, scale, epsilon = a["X"], a["SCALE"], float(a["EPSILON"].reshape(()))
+def _forward(family: Family, a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+    x, scale, epsilon = a["X"], a["SCALE"], float(a["EPSILON"].reshape(()))
+    if family.grouped:
+        found = [standardized(p, tuple(range(1, x.ndim)), epsilon) for p in np.split(x, node.attr("num_groups"), axis=1)]
+        xhat, mean, _, inverse = (np.concatenate(f, axis=1) for f in zip(*found, strict=True))
+    else:
         axes = rules.normalized_axes(family.statistics(x.shape, rules.padded(scale.shape, x.ndim), 1), x.shape)
-        if family.grouped:
-            found = [standardized(p, tuple(range(1, x.ndim)), epsilon) for p in np.split(x, node.attr("num_groups"), axis=1)]
-            xhat, mean, _, inverse = (np.concatenate(f, axis=1) for f in zip(*found, strict=True))
-        else:
-            xhat, mean, _, inverse = standardized(x, axes, epsilon, family.centered)
-        return {"Y": xhat * scale + a.get("BIAS", np.zeros(())), "MEAN": mean, "INV_VARIANCE": inverse}
-
-    return formula
+        xhat, mean, _, inverse = standardized(x, axes, epsilon, family.centered)
+    return {"Y": xhat * scale + a.get("BIAS", np.zeros(())), "MEAN": mean, "INV_VARIANCE": inverse}
 
 
-def _backward_formula(family: Family) -> Formula:
-    def formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
-        x, dy = a["X"], a["DY"]
-        inverse = a["INV_VARIANCE"].reshape(rules.padded(a["INV_VARIANCE"].shape, x.ndim))
-        axes = rules.normalized_axes(inverse.shape, x.shape)
-        mean = a["MEAN"] if "MEAN" in a else np.mean(x, axis=axes, keepdims=True) * (1.0 if family.centered else 0.0)
-        scale = np.broadcast_to(a["SCALE"], x.shape)
-        if family.grouped:
-            groups = node.attr("num_groups")
-            axes = tuple(range(1, x.ndim))
-            parts = [np.split(v, groups, axis=1) for v in (dy, x, scale, mean, inverse)]
-            dx = np.concatenate([gradient(d, v, s, m, i, axes) for d, v, s, m, i in zip(*parts, strict=True)], axis=1)
-            mean, inverse = (np.repeat(v, x.shape[1] // groups, axis=1) for v in (mean, inverse))
-        else:
-            dx = gradient(dy, x, scale, mean, inverse, axes, family.centered)
-        found = {"DX": dx, "DSCALE": dy * (x - mean) * inverse, "DBIAS": dy}
-        return {p: v if p == "DX" else sum_to(v, dims[p]) for p, v in found.items() if p in dims}
-
-    return formula
+def _backward(family: Family, a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+    x, dy = a["X"], a["DY"]
+    inverse = a["INV_VARIANCE"].reshape(rules.padded(a["INV_VARIANCE"].shape, x.ndim))
+    axes = rules.normalized_axes(inverse.shape, x.shape)
+    mean = a["MEAN"] if "MEAN" in a else np.mean(x, axis=axes, keepdims=True) if family.centered else np.zeros(())
+    scale = np.broadcast_to(a["SCALE"], x.shape)
+    if family.grouped:
+        groups = node.attr("num_groups")
+        axes = tuple(range(1, x.ndim))
+        parts = [np.split(v, groups, axis=1) for v in (dy, x, scale, mean, inverse)]
+        dx = np.concatenate([gradient(d, v, s, m, i, axes) for d, v, s, m, i in zip(*parts, strict=True)], axis=1)
+        mean, inverse = (np.repeat(v, x.shape[1] // groups, axis=1) for v in (mean, inverse))
+    else:
+        dx = gradient(dy, x, scale, mean, inverse, axes, family.centered)
+    found = {"DX": dx, "DSCALE": dy * (x - mean) * inverse, "DBIAS": dy}
+    return {p: v if p == "DX" else sum_to(v, dims[p]) for p, v in found.items() if p in dims}
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------- the specs
@@ -243,10 +223,10 @@ def _specs(tag: str, family: Family, *, bias: bool = False, own: tuple[str, ...]
         optional=(*(("BIAS",) if bias else ()), *mean, "INV_VARIANCE"),
         attrs=("forward_phase", *own),
         domain="float",
-        infer=_forward(family),
+        infer=partial(_infer_forward, family),
         check=shapes.check_plain,
-        reference=reference(_forward_formula(family)),
-        expand=_expanded(_expand_forward, family),
+        reference=reference(partial(_forward, family)),
+        expand=partial(_expand_forward, family),
     )
     backward = OpSpec(
         tag=f"{tag}_BPROP",
@@ -256,10 +236,10 @@ def _specs(tag: str, family: Family, *, bias: bool = False, own: tuple[str, ...]
         optional=(*loose, *(("DBIAS",) if bias else ())),
         attrs=own,
         domain="float",
-        infer=_backward(family, loose),
+        infer=partial(infer_backward, family, optional=loose),
         check=shapes.check_plain,
-        reference=reference(_backward_formula(family)),
-        expand=_expanded(expand_backward, family),
+        reference=reference(partial(_backward, family)),
+        expand=partial(expand_backward, family),
     )
     return forward, backward
 

@@ -299,6 +299,7 @@ def test_nan_and_infinities(device):
         b = Bench(g)
         x, s = b.x("x", (6, 9)), b.p("scale", [1, 9])
         b.outputs("layernorm", g.layernorm(TRAINING, x, s, s, 1e-5))
+        b.outputs("rmsnorm", g.rmsnorm(TRAINING, x, s, None, 1e-5))
         b.outputs("softmax", [g.softmax(x, 1), g.log_softmax(x, 1), g.logsumexp(x, 1)])
         b.outputs("gradient", [g.logsumexp_backward(b.p("dy", [6]), x, b.p("logsumexp", [6]), 1)])
 
@@ -312,6 +313,8 @@ def test_nan_and_infinities(device):
     assert np.isnan(logsumexp[0]) and logsumexp[1] == np.inf and logsumexp[3] == -np.inf and np.isfinite(logsumexp[[2, 4, 5]]).all()
     assert (gradient[3] == 0).all() and np.isnan(gradient[0]).all()
     assert np.isnan(outcome.outputs["layernorm.0"][[0, 1, 2, 3]]).all() and np.isfinite(outcome.outputs["layernorm.0"][4:]).all()
+    rmsnorm = outcome.outputs["rmsnorm.0"]  # an infinity makes the other elements 0, since no mean is subtracted
+    assert np.isnan(rmsnorm[0]).all() and np.isnan(rmsnorm[1, 8]) and (rmsnorm[1, :8] == 0).all() and (outcome.outputs["rmsnorm.1"][1:4] == 0).all()
 
 
 def test_empty_batch(device):

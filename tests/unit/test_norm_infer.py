@@ -100,6 +100,8 @@ ROWS = {
     "instancenorm_backward": (SAME, backward("instancenorm_backward", X4, NCHW, C4, I4), [(X4, NHWC), (C4, (6, 1, 6, 6)), (C4, (6, 1, 6, 6))]),
     "groupnorm_backward": (RUNS, backward("groupnorm_backward", X4, NCHW, C4, (4, 2, 1, 1)), [(X4, NHWC), (C4, (6, 1, 6, 6)), (C4, (6, 1, 6, 6))]),
     "genstats": (SAME, lambda g: g.genstats(t(g, *X4, stride=NHWC)), [(C4, (6, 1, 6, 6)), (C4, (6, 1, 6, 6))]),
+    "bn_finalize, a momentum of nothing": (OURS, lambda g: g.bn_finalize(*(t(g, *C4) for _ in range(4)), 1e-5, 7, momentum=0.1),
+                                           [*[(C4, (6, 1, 6, 6))] * 4, None, None]),
     "bn_finalize": (RUNS, lambda g: g.bn_finalize(*(t(g, *C4) for _ in range(4)), 1e-5, 7), [*[(C4, (6, 1, 6, 6))] * 4, None, None]),
     "dbn_weight": (RUNS, lambda g: g.dbn_weight(t(g, *X4), t(g, *X4), *(t(g, *C4) for _ in range(3))), [(C4, (6, 1, 6, 6))] * 5),
     "softmax": (RUNS, lambda g: [g.softmax(t(g, 2, 5, 8, stride=COLUMNS), -2)], [((2, 5, 8), COLUMNS)]),
