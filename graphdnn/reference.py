@@ -122,8 +122,7 @@ class _Runner:
             inputs = [_converted(x, outputs[0].dtype) for x in inputs]
             return [self._moved(n, dims, inputs)]
         compute = registry.carrier(n.op, dict(n.attrs), n.compute)
-        # Lengths, seeds and page numbers of an attention stay integers.
-        kept = [spec.role == "attention" and info(self.graph.tensors[t].dtype).kind == "i" for t in n.input_ids]
+        kept = [port in spec.integers for port, _ in n.inputs]
         inputs = [x if whole else _converted(x, spec.operands or compute) for x, whole in zip(inputs, kept, strict=True)]
         types = [[t.dtype for t in outputs]] if spec.typed else []
         values = [round_to(v, compute) for v in spec.reference(n, dims, [x.value for x in inputs], *types)]

@@ -93,6 +93,15 @@ class Call:
         expected = f"(probability, seed, offset) or ({', '.join(p.removeprefix('Dropout_') for p in masked)})"
         raise self.wrong("dropout", expected, value)
 
+    def gradient(self, numbers: tuple[Any, Any], padding: tuple[Any, Any, Any], deterministic: Any, sink: tuple[Any, Any]) -> None:
+        """What gradients on 8-bit floats share: (attn_scale, dropout), (use_padding_mask, seq_len_q, seq_len_kv), the sink and its gradient."""
+        self.scale(numbers[0])
+        self.dropout(numbers[1], backward=True)
+        self.padding(False, *padding)
+        self.options(SINK_TOKEN=("sink_token", sink[0]))
+        self.results(DSINK_TOKEN=("dSink_token", sink[1]))
+        self.attrs["is_deterministic_algorithm"] = bool(deterministic)
+
     def scores(self, forward: Any, backward: Any = None) -> None:
         """The callbacks as steps, and the tensors that they use."""
         from graphdnn.frontend.pygraph import pygraph

@@ -12,6 +12,7 @@ from graphdnn.device import DeviceProps
 from graphdnn.dtypes import as_data_type, data_type
 from graphdnn.errors import BuildError, KindError, ValidationError, explain
 from graphdnn.frontend.arrays import describe
+from graphdnn.frontend.attention_fp8_ops import AttentionFp8Ops
 from graphdnn.frontend.attention_ops import AttentionOps
 from graphdnn.frontend.choose import explicit_device, limited
 from graphdnn.frontend.conv_ops import ConvOps
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
 
 
-class pygraph(PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, AttentionOps, Copies, Planning):
+class pygraph(
+    PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, AttentionOps, AttentionFp8Ops, Copies, Planning
+):
     """A graph of tensor operations.
 
     Declare tensors and ops, then ``build([heur_mode.A])``, or step by step: ``validate``, ``build_operation_graph``, ``create_execution_plans``,

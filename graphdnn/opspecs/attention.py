@@ -27,7 +27,7 @@ def infer_forward(node: NodeDecl) -> None:
     rules.masks(node, size)
     rules.given_by_user(node, ("O",))
     rules.same(node, "O", (size.b, size.h_q, size.s_q, size.d_v))
-    statistics(node, ("Stats", "Max", "Sum_exp"))
+    _rows(node, ("Stats", "Max", "Sum_exp"))
     _dump(node)
 
 
@@ -50,6 +50,7 @@ def infer_backward(node: NodeDecl) -> None:
         if node.attrs.get(name) is not None and node.inputs[port].ragged_offset is None:
             text = f"{name} has a meaning only where {port} is packed"
             raise NotSupportedError(explain(text, node=node.name, expected=f"a ragged offset of {port}", found=node.attrs[name]))
+    _rows(node, ("dS_max",))
     _dump(node)
 
 
@@ -59,7 +60,7 @@ def _check_backward(node: NodeDecl) -> None:
     gradient_steps(node.attrs)
 
 
-def statistics(node: NodeDecl, ports: tuple[str, ...]) -> None:
+def _rows(node: NodeDecl, ports: tuple[str, ...]) -> None:
     """Values of rows: [b, h_q, s_q, 1] row-major."""
     b, h, s, _ = shapes.dims(node.inputs["Q"])
     for port in ports:
@@ -77,15 +78,25 @@ def _dump(node: NodeDecl) -> None:
         shapes.give(node, _DUMP, size.scores, lambda: (h * i * j, i * j, j, 1))
 
 
+_MORE = ("Block_mask", *PAGES.values(), "SINK_TOKEN", *SCORE_PORTS)
+_FORWARD_IN, _FORWARD_OUT = ("Q", "K", "V", *_OPTIONAL_SCORE, *_MORE), ("O", "Stats", "Max", "Sum_exp", _DUMP)
+_LESS = ("Dropout_scale_inv", "SINK_TOKEN", *SCORE_PORTS)
+_GRADIENT_IN = ("Q", "K", "V", "O", "dO", "Stats", *_OPTIONAL_SCORE, *_LESS)
+_GRADIENT_OUT = ("dQ", "dK", "dV", "dBias", _DUMP, "DSINK_TOKEN", "dS_max")
+FORWARD_PORTS, GRADIENT_PORTS = (*_FORWARD_IN, *_FORWARD_OUT), (*_GRADIENT_IN, *_GRADIENT_OUT)
+"""Inputs, then outputs. dS_max, which only expansions ask for: the largest magnitude of every row of dS, before score_mod_bprop."""
+FORWARD_ATTRS = (*MASK_ATTRS, "generate_stats", "max_seq_len_kv", "mma_core_mode", "implementation", "is_mxfp8", "unfuse_fma")
+GRADIENT_ATTRS = (*MASK_ATTRS, "score_mod_bprop", "max_total_seq_len_q", "max_total_seq_len_kv", "is_deterministic_algorithm", "is_mxfp8")
 SPECS = (
     OpSpec(
         tag="SDPA",
         role="attention",
-        inputs=("Q", "K", "V", *_OPTIONAL_SCORE, "Block_mask", *PAGES.values(), "SINK_TOKEN", *SCORE_PORTS),
-        outputs=("O", "Stats", "Max", "Sum_exp", _DUMP),
-        optional=(*_OPTIONAL_SCORE, "Block_mask", *PAGES.values(), "SINK_TOKEN", *SCORE_PORTS, "Stats", "Max", "Sum_exp", _DUMP),
-        attrs=(*MASK_ATTRS, "generate_stats", "max_seq_len_kv", "mma_core_mode", "implementation", "is_mxfp8", "unfuse_fma"),
+        inputs=_FORWARD_IN,
+        outputs=_FORWARD_OUT,
+        optional=(*_OPTIONAL_SCORE, *_MORE, *_FORWARD_OUT[1:]),
+        attrs=FORWARD_ATTRS,
         domain="float",
+        integers=rules.INTEGERS,
         infer=infer_forward,
         check=rules.check,
         reference=forward,
@@ -94,11 +105,12 @@ SPECS = (
     OpSpec(
         tag="SDPA_BWD",
         role="attention",
-        inputs=("Q", "K", "V", "O", "dO", "Stats", *_OPTIONAL_SCORE, "Dropout_scale_inv", "SINK_TOKEN", *SCORE_PORTS),
-        outputs=("dQ", "dK", "dV", "dBias", _DUMP, "DSINK_TOKEN"),
-        optional=(*_OPTIONAL_SCORE, "Dropout_scale_inv", "SINK_TOKEN", *SCORE_PORTS, "dBias", _DUMP, "DSINK_TOKEN"),
-        attrs=(*MASK_ATTRS, "score_mod_bprop", "max_total_seq_len_q", "max_total_seq_len_kv", "is_deterministic_algorithm", "is_mxfp8"),
+        inputs=_GRADIENT_IN,
+        outputs=_GRADIENT_OUT,
+        optional=(*_OPTIONAL_SCORE, *_LESS, *_GRADIENT_OUT[3:]),
+        attrs=GRADIENT_ATTRS,
         domain="float",
+        integers=rules.INTEGERS,
         infer=infer_backward,
         check=_check_backward,
         reference=backward,

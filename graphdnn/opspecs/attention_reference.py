@@ -83,7 +83,8 @@ def _swap(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
 
-def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+def forward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+    """Outputs of SDPA by port."""
     scores = Scores(a, node)
     p = scores.problem
     s = np.where(p.keep, scores.final, -np.inf)
@@ -101,7 +102,8 @@ def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     return found
 
 
-def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+def backward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
+    """Outputs of SDPA_BWD by port."""
     scores = Scores(a, node)
     p = scores.problem
     stats, o, do = (np.where(p.rows, a[port], 0.0) for port in ("Stats", "O", "dO"))
@@ -111,6 +113,7 @@ def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     d = np.sum(do * o, axis=-1, keepdims=True)
     dp = np.einsum("bhid,bhjd->bhij", do, scores.v) * factor
     ds = np.where(p.keep, weights * (dp - d), 0.0)
+    peaks = np.max(np.abs(ds), axis=-1, keepdims=True, initial=0.0)
     steps = gradient_steps(node.attrs)
     if steps:
         ds = np.where(p.keep, modified(steps, {"S": ds, "P": scores.raw}, scores.tensors, node), 0.0)
@@ -119,6 +122,7 @@ def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
         "dQ": scores.scale * selected(p.keep, ds, scores.k),
         "dK": p.sum_of_groups(scores.scale * selected(keep, turned, scores.q), p.sizes.h_k),
         "dV": p.sum_of_groups(selected(keep, _swap(weights * factor), do), p.sizes.h_v),
+        "dS_max": peaks,
     }
     if "dBias" in dims:
         found["dBias"] = _summed(ds, dims["dBias"])
@@ -136,7 +140,7 @@ def _summed(x: Array, dim: Dims) -> Array:
     return np.asarray(np.sum(x, axis=tuple(i for i, n in enumerate(wide) if n == 1), keepdims=True).reshape(dim))
 
 
-def _reference(formula: Formula) -> Callable[[Node, list[Dims], list[Any]], list[Any]]:
+def reference(formula: Formula) -> Callable[[Node, list[Dims], list[Any]], list[Any]]:
     """The ``reference`` of an OpSpec; integers (seeds, lengths, pages) stay integers."""
 
     def run(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
@@ -148,4 +152,4 @@ def _reference(formula: Formula) -> Callable[[Node, list[Dims], list[Any]], list
     return run
 
 
-forward, backward = _reference(_forward), _reference(_backward)
+forward, backward = reference(forward_formula), reference(backward_formula)

@@ -72,6 +72,13 @@ def elements(node: NodeDecl, port: str, count: int) -> None:
         raise refuse(node, port, f"{port} does not fit", [count, 1, 1, 1])
 
 
+def one_element(node: NodeDecl, port: str) -> None:
+    """The tensor at ``port`` has one element."""
+    t = node.inputs.get(port) or node.outputs[port]
+    if t.dim is not None and any(d != 1 for d in t.dim):
+        raise refuse(node, port, f"{port} does not fit", [1, 1, 1, 1])
+
+
 def given_by_user(node: NodeDecl, ports: Sequence[str]) -> None:
     """Dims and strides of these outputs have been set: nothing says how they should lie in memory."""
     for port in ports:

@@ -24,6 +24,7 @@ MODULES = (
     "rng",
     "block_scale",
     "attention",
+    "attention_fp8",
 )
 """Modules of this package whose ``SPECS`` are registered, and whose ``ROWS``, where an op has a table of modes."""
 

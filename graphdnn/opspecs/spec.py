@@ -39,6 +39,7 @@ class OpSpec:
     the reference compute type (float64 for FLOAT and DOUBLE, int64 holding int32-wrapped values for INT32, int64 for INT64; movement ops get them
     rounded to the output's dtype); returns one array per output.
     ``operands``: the type that inputs are converted to, where it is not the compute type.
+    ``integers``: ports whose values the reference and the bounds get as they are, not in the compute type.
     ``domain``: "float" where the op means something only on floats; with an integer compute type it is calculated in FLOAT.
     ``typed``: the reference takes the data types of the outputs as a fourth argument: rounding to them is part of what the op calculates.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
@@ -58,6 +59,7 @@ class OpSpec:
     domain: Literal["any", "float"] = "any"
     operands: data_type | None = None
     typed: bool = False
+    integers: tuple[str, ...] = ()
     expand: Callable[[Expansion], None] | None = None
     spans: Callable[[Node, list[tuple[int, ...]], list[Any], list[Span], Arithmetic], list[Span]] | None = None
     as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None
