@@ -9,6 +9,7 @@
       conv.py        CONV_FPROP, CONV_DGRAD, CONV_WGRAD
       norm.py        LAYER_NORM, RMS_NORM, ADA_LAYER_NORM, INSTANCE_NORM, GROUP_NORM and their gradients; norm_shapes.py: their shapes
       batchnorm.py   BATCHNORM, BATCHNORM_INFERENCE, DBN, GENSTATS, BN_FINALIZE, DBN_WEIGHT
+      attention_fp8.py, attention_mxfp8.py   the same on 8-bit floats, expanded
       attention.py   SDPA, SDPA_BWD; attention_rules.py: shapes and types; attention_reference.py: the formulas; attention_bounds.py: their error
                      bounds; attention_parts.py: what these share; score_grad.py: derivatives of a score_mod
       softmax.py     SOFTMAX, LOG_SOFTMAX, LOGSUMEXP and their gradients

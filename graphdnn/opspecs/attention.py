@@ -84,7 +84,7 @@ _LESS = ("Dropout_scale_inv", "SINK_TOKEN", *SCORE_PORTS)
 _GRADIENT_IN = ("Q", "K", "V", "O", "dO", "Stats", *_OPTIONAL_SCORE, *_LESS)
 _GRADIENT_OUT = ("dQ", "dK", "dV", "dBias", _DUMP, "DSINK_TOKEN", "dS_max")
 FORWARD_PORTS, GRADIENT_PORTS = (*_FORWARD_IN, *_FORWARD_OUT), (*_GRADIENT_IN, *_GRADIENT_OUT)
-"""Inputs, then outputs. dS_max, which only expansions ask for: the largest magnitude of every row of dS, before score_mod_bprop."""
+"""Inputs, then outputs. dS_max, which only expansions ask for: the largest magnitude of every row of dS."""
 FORWARD_ATTRS = (*MASK_ATTRS, "generate_stats", "max_seq_len_kv", "mma_core_mode", "implementation", "is_mxfp8", "unfuse_fma")
 GRADIENT_ATTRS = (*MASK_ATTRS, "score_mod_bprop", "max_total_seq_len_q", "max_total_seq_len_kv", "is_deterministic_algorithm", "is_mxfp8")
 SPECS = (

@@ -213,13 +213,13 @@ class _Gradients:
             return x
         return self.arithmetic.binary("*", x, self.arithmetic.spread(self.arithmetic.constant(factor), 1.0))
 
-    def _gradient(self) -> tuple[Span, Span]:
-        """dS before and after score_mod_bprop."""
+    def _gradient(self) -> Span:
+        """dS, after score_mod_bprop."""
         a, p = self.arithmetic, self.problem
         dp = self._dropped(folds.matmul(self.do, self.spans.v.map(_swap), a))
         ds = _where(p.keep, a.binary("*", self.weights, a.binary("-", dp, self.d)))
         steps = gradient_steps(self.node.attrs)
-        return ds, _where(p.keep, self.spans.modified(steps, {"S": ds, "P": self.spans.raw})) if steps else ds
+        return _where(p.keep, self.spans.modified(steps, {"S": ds, "P": self.spans.raw})) if steps else ds
 
     def _product(self, keep: Array, x: Span, y: Span) -> Span:
         """x @ y, of which what ``keep`` does not mark has no part."""
@@ -237,7 +237,7 @@ class _Gradients:
 
     def outputs(self, dims: dict[str, Dims]) -> Spans:
         """Spans by port."""
-        p, a, (plain, ds) = self.problem, self.arithmetic, self._gradient()
+        p, a, ds = self.problem, self.arithmetic, self._gradient()
         scales = ("Attn_scale", "attn_scale")
         found = {
             "dQ": self.spans.scaled(self._product(p.keep, ds, self.spans.k), *scales),
@@ -248,7 +248,7 @@ class _Gradients:
             wide = (1,) * (4 - len(dims["dBias"])) + tuple(dims["dBias"])
             found["dBias"] = folds.reduce(REDUCTION["ADD"], ds, tuple(i for i, n in enumerate(wide) if n == 1), a)
         if "dS_max" in dims:
-            found["dS_max"] = folds.reduce(REDUCTION["AMAX"], plain, (3,), a)
+            found["dS_max"] = folds.reduce(REDUCTION["AMAX"], ds, (3,), a)
         if "RNG_DUMP" in dims:
             found["RNG_DUMP"] = exact(p.drawn())
         if "DSINK_TOKEN" in dims:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from graphdnn.errors import NotSupportedError
 from graphdnn.ir import layout
 from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
@@ -49,9 +48,7 @@ def _infer(node: NodeDecl, backward: bool) -> None:
 def check(node: NodeDecl) -> None:
     """As for 16-bit attention; nothing may be packed."""
     rules.check(node)
-    for port, t in (*node.inputs.items(), *node.outputs.items()):
-        if t.ragged_offset is not None:
-            raise rules.refuse(node, port, "8-bit attention is not packed", "a padding mask alone", NotSupportedError, "a ragged offset")
+    rules.not_packed(node)
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------- expansion

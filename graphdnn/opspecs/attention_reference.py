@@ -113,7 +113,6 @@ def backward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     d = np.sum(do * o, axis=-1, keepdims=True)
     dp = np.einsum("bhid,bhjd->bhij", do, scores.v) * factor
     ds = np.where(p.keep, weights * (dp - d), 0.0)
-    peaks = np.max(np.abs(ds), axis=-1, keepdims=True, initial=0.0)
     steps = gradient_steps(node.attrs)
     if steps:
         ds = np.where(p.keep, modified(steps, {"S": ds, "P": scores.raw}, scores.tensors, node), 0.0)
@@ -122,7 +121,7 @@ def backward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
         "dQ": scores.scale * selected(p.keep, ds, scores.k),
         "dK": p.sum_of_groups(scores.scale * selected(keep, turned, scores.q), p.sizes.h_k),
         "dV": p.sum_of_groups(selected(keep, _swap(weights * factor), do), p.sizes.h_v),
-        "dS_max": peaks,
+        "dS_max": np.max(np.abs(ds), axis=-1, keepdims=True, initial=0.0),
     }
     if "dBias" in dims:
         found["dBias"] = _summed(ds, dims["dBias"])

@@ -171,11 +171,19 @@ def check(node: NodeDecl) -> None:
             raise refuse(node, port, f"{port} has the wrong data type", "a float type", NotSupportedError, t.dtype.name)
 
 
+def not_packed(node: NodeDecl) -> None:
+    """NotSupportedError for packed tensors."""
+    for port, t in (*node.inputs.items(), *node.outputs.items()):
+        if t.ragged_offset is not None:
+            rule = "attention on 8-bit floats takes no packed tensors"
+            raise refuse(node, port, rule, "a padding mask alone", NotSupportedError, "a ragged offset")
+
+
 def _plain(node: NodeDecl, port: str, t: TensorDecl) -> None:
     if t.ragged_offset is not None and (port not in RAGGED or t.ragged_offset.dtype not in (data_type.INT32, data_type.INT64)):
         text = f"{port} cannot be packed" if port not in RAGGED else "ragged offsets have the wrong data type"
         found = f"a ragged offset of {t.ragged_offset.dtype.name}"
         raise refuse(node, port, text, "INT32 or INT64 offsets of " + ", ".join(RAGGED), NotSupportedError, found)
-    if t.reordering != "NONE" or t.vector_count != 1:
+    if (t.reordering != "NONE" or t.vector_count != 1) and not (node.attrs.get("is_mxfp8") and port.startswith("Descale_")):
         text = f"{node.op.lower()} takes tensors that dims and strides describe"
         raise refuse(node, port, text, "dims and strides alone", NotSupportedError, t.reordering)

@@ -25,6 +25,7 @@ MODULES = (
     "block_scale",
     "attention",
     "attention_fp8",
+    "attention_mxfp8",
 )
 """Modules of this package whose ``SPECS`` are registered, and whose ``ROWS``, where an op has a table of modes."""
 
