@@ -1,11 +1,11 @@
-"""Recipes as data: a step with its buffers and kernel numbers changed."""
+"""Recipes as data: a step with its buffers and kernel numbers changed, recipes one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from graphdnn.codegen.spec import Arg, Buffer, Launch, Matrix, Memset, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Launch, Matrix, Memset, Recipe, Step, TensorMap
 
 
 def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int], int] = lambda number: number) -> Step:
@@ -28,3 +28,20 @@ def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int
         return launch(step)
     pack_a, pack_b = (x and launch(x) for x in (step.pack_a, step.pack_b))
     return replace(step, a=matrix(step.a), b=matrix(step.b), panel=matrix(step.panel), epilogue=launch(step.epilogue), pack_a=pack_a, pack_b=pack_b)
+
+
+def joined(recipes: Sequence[Recipe]) -> Recipe:
+    """All of them, one after the other, in one workspace that each has for itself in its turn. Equal kernels are one."""
+    if len(recipes) == 1:
+        return recipes[0]
+    numbers: dict[str, int] = {}
+    kernels: list[KernelSpec] = []
+    steps: list[Step] = []
+    for r in recipes:
+        own = []
+        for k in r.kernels:
+            if numbers.setdefault(k.digest(), len(kernels)) == len(kernels):
+                kernels.append(k)
+            own.append(numbers[k.digest()])
+        steps += [mapped(s, lambda b: b, own.__getitem__) for s in r.steps]
+    return Recipe(tuple(kernels), tuple(steps), max((r.workspace for r in recipes), default=0))

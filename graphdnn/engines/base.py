@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from graphdnn.codegen.contraction import CONTRACTIONS, contraction
+from graphdnn.codegen.contraction import CONTRACTIONS, contractions
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.device import DeviceProps
@@ -147,7 +147,7 @@ def flops(graph: OperationGraph, region: Region) -> int:
         node = graph.nodes[i]
         out = graph.tensors[node.output_ids[0]]
         if node.op in CONTRACTIONS:
-            total += 2 * math.prod(contraction(node, graph).sizes)
+            total += 2 * sum(math.prod(form.sizes) for form in contractions(node, graph))
         elif node.op == "REDUCTION":
             total += graph.tensors[node.input_ids[0]].size
         else:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from graphdnn.codegen.body import Signature, lanes
-from graphdnn.codegen.contraction import Contraction, contraction
+from graphdnn.codegen.contraction import Contraction, contractions
 from graphdnn.codegen.dialect import IndexWriter, decompose
+from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Memset, Recipe, Step
 from graphdnn.device import DeviceProps
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, placeholder, roofline
@@ -73,12 +74,12 @@ class ConvDirect(Engine):
         if region.kind != "matmul":
             return reject(f"conv_direct: the region has no convolution as its anchor ({region.kind})")
         node = graph.nodes[region.anchors[0]]
-        if contraction(node, graph).window is None:
-            return reject(f"conv_direct: the anchor '{node.name}' of the region does not slide over an image ({node.op})")
+        if any(form.window is None for form in contractions(node, graph)):
+            return reject(f"conv_direct: the anchor '{node.name}' of the region does not slide over an image ({node.op}, or too many strides)")
         if region.epilogue_reductions:
             name = graph.nodes[region.epilogue_reductions[0]].name
             return reject(f"conv_direct: reduction '{name}' of the results; conv_direct has none in its epilogue")
-        return fits(lambda: take_apart(graph, region, placeholder(region), True))
+        return fits(lambda: take_apart(graph, region, placeholder(region), True, _forms(graph, region)[0]))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         return (DirectCpu(), DirectCpu(24))
@@ -87,40 +88,52 @@ class ConvDirect(Engine):
         if device.kind != "cpu":
             return reject(f"conv_direct: made for a CPU's vector registers and stack; the device is {device.name}")
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
-        form, sizes = _form(graph, region)
-        strip = min(knobs.strip, sizes.outputs)
-        line, tile = _line(form, sizes, strip) * sizes.item, strip * sizes.blocks * sizes.width * sizes.item
-        if line > LINE_BYTES or tile > TILE_BYTES:
-            return reject(f"conv_direct: {knobs!r} needs {line} and {tile} bytes of stack; at most {LINE_BYTES} and {TILE_BYTES}")
+        for form in _forms(graph, region):
+            sizes = _sizes(graph, region, form)
+            strip = min(knobs.strip, sizes.outputs)
+            line, tile = _line(form, sizes, strip) * sizes.item, strip * sizes.blocks * sizes.width * sizes.item
+            if line > LINE_BYTES or tile > TILE_BYTES:
+                return reject(f"conv_direct: {knobs!r} needs {line} and {tile} bytes of stack; at most {LINE_BYTES} and {TILE_BYTES}")
         return OK
 
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         """Work of the padded tiles; every strip reads all weights again and copies its lines."""
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
-        form, sizes = _form(graph, region)
+        forms = _forms(graph, region)
+        least = roofline(graph, region, device, 0.9, graph.nodes[region.anchors[0]].compute.name)
+        total = sum(math.prod(f.sizes) for f in forms) or 1
+        return sum(self._pass(graph, region, device, knobs, f, least * math.prod(f.sizes) / total) for f in forms)
+
+    def _pass(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: DirectCpu, form: Contraction, least: float) -> float:
+        """Seconds of one of the contractions, which would take ``least`` without waste."""
+        sizes = _sizes(graph, region, form)
         strip = min(knobs.strip, sizes.outputs)
         items = _items(form, sizes, strip)
         padded = sizes.blocks * sizes.width / max(sizes.columns, 1) * ceil_div(strip, ROWS) * ROWS / max(strip, 1)
         weights, lines = sizes.depth * sizes.blocks * sizes.width * sizes.item, _line(form, sizes, strip) * sizes.item
         cores = max(device.cores, 1)
         moved = items * (weights / 25e9 + lines / 5e9) / cores
-        return roofline(graph, region, device, 0.9, graph.nodes[region.anchors[0]].compute.name) * padded + moved
+        return least * padded + moved
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
-        parts = take_apart(graph, region, memory, True)
-        if parts.reduced == 0:
-            return Recipe((), ())
-        form, sizes = _form(graph, region)
-        return _Lowering(parts, form, sizes, min(knobs.strip, sizes.outputs), chain(graph, region), header(graph, region, knobs)).recipe()
+        words, title, recipes = chain(graph, region), header(graph, region, knobs), []
+        for form in _forms(graph, region):
+            parts, sizes = take_apart(graph, region, memory, True, form), _sizes(graph, region, form)
+            if parts.reduced:
+                recipes.append(_Lowering(parts, form, sizes, min(knobs.strip, sizes.outputs), words, title).recipe())
+        return joined(recipes)
 
 
-def _form(graph: OperationGraph, region: Region) -> tuple[Contraction, _Sizes]:
+def _forms(graph: OperationGraph, region: Region) -> tuple[Contraction, ...]:
+    return contractions(graph.nodes[region.anchors[0]], graph)
+
+
+def _sizes(graph: OperationGraph, region: Region, form: Contraction) -> _Sizes:
     node = graph.nodes[region.anchors[0]]
-    form = contraction(node, graph)
     item = 8 if node.compute.name in ("DOUBLE", "INT64") else 4
     lines = math.prod(v.size for v in form.k[1:-1])
-    return form, _Sizes(form.m[-1].size, lines, form.k[-1].size, form.k[0].size, form.n.size, 64 // item, item)
+    return _Sizes(form.m[-1].size, lines, form.k[-1].size, form.k[0].size, form.n.size, 64 // item, item)
 
 
 def _reach(form: Contraction) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from graphdnn.codegen.contraction import contraction
+from graphdnn.codegen.contraction import Contraction, contraction, contractions
 from graphdnn.device import DeviceProps
 from graphdnn.engines.base import Knobs
 from graphdnn.engines.matmul_cuda import SimtTile
@@ -33,14 +33,21 @@ class ConvImplicitGemm(MatmulSimt):
     def _takes(self, op: str) -> bool:
         return op != "MATMUL"
 
+    def _forms(self, graph: OperationGraph, region: Region) -> tuple[Contraction, ...]:
+        """Partial sums of reductions are counted through one kernel's blocks: they want the anchor in one piece."""
+        node = graph.nodes[region.anchors[0]]
+        return (contraction(node, graph),) if region.epilogue_reductions else contractions(node, graph)
+
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         seconds = super()._cost(graph, region, device, knobs)
-        form = contraction(graph.nodes[region.anchors[0]], graph)
-        pointwise = not form.a.guards and math.prod(v.size for v in form.k[1:]) == 1  # a filter of one tap: memory is the matrix
-        if isinstance(knobs, SimtTile) or pointwise:
+        if isinstance(knobs, SimtTile):
             return seconds
-        batch, m, _, k = form.sizes
-        return seconds + batch * m * k * self._item(graph, region) / (UNFOLDED_RATE * max(device.cores, 1))
+        unfolded = 0
+        for form in self._forms(graph, region):
+            pointwise = not form.a.guards and math.prod(v.size for v in form.k[1:]) == 1  # a filter of one tap: memory is the matrix
+            batch, m, _, k = form.sizes
+            unfolded += 0 if pointwise else batch * m * k
+        return seconds + unfolded * self._item(graph, region) / (UNFOLDED_RATE * max(device.cores, 1))
 
     def _rows(self, parts: MatmulParts, knobs: PanelCpu) -> int:
         """Fewer where the unfolded rows of a panel would not stay in cache."""

@@ -87,10 +87,11 @@ class MatmulParts:
         return self.batches * self.m.size * self.n.size
 
 
-def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffer], cpu: bool) -> MatmulParts:
-    """The parts of a matmul region. Raises TapeTooLong."""
+def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffer], cpu: bool, form: Contraction | None = None) -> MatmulParts:
+    """The parts of a matmul region; ``form``: of one of the contractions that make up its anchor (None: the anchor in one piece). Raises
+    TapeTooLong."""
     node = graph.nodes[region.anchors[0]]
-    form = contraction(node, graph)
+    form = form or contraction(node, graph)
     calc = info(node.compute).register
     a, b = _operand(graph, region, form.a, calc, "a"), _operand(graph, region, form.b, calc, "b")
     sums = accumulators(graph, region.epilogue_reductions, cpu)

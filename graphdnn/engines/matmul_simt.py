@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphdnn.codegen.contraction import contraction
+from graphdnn.codegen.contraction import Contraction, contraction
+from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import info
@@ -32,7 +34,7 @@ class PanelCpu(Knobs):
 
 
 class MatmulSimt(Engine):
-    """See the module. ``_takes`` and ``_rows`` are hooks of engines that lower other contractions in the same way."""
+    """See the module. ``_takes``, ``_forms`` and ``_rows`` are hooks of engines that lower other contractions in the same way."""
 
     id: ClassVar[int] = 2
     name: ClassVar[str] = "matmul_simt"
@@ -40,6 +42,10 @@ class MatmulSimt(Engine):
     def _takes(self, op: str) -> bool:
         """Whether an anchor of this op is the engine's."""
         return op == "MATMUL"
+
+    def _forms(self, graph: OperationGraph, region: Region) -> tuple[Contraction, ...]:
+        """The contractions that make up the anchor, run one after the other."""
+        return (contraction(graph.nodes[region.anchors[0]], graph),)
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         if region.kind != "matmul":
@@ -52,7 +58,7 @@ class MatmulSimt(Engine):
                 return reject(
                     f"{self.name}: reduction '{graph.nodes[i].name}' is not of all results; {self.name} has no partial sums of rows or columns"
                 )
-        return fits(lambda: take_apart(graph, region, placeholder(region), False))
+        return fits(lambda: take_apart(graph, region, placeholder(region), False, self._forms(graph, region)[0]))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":
@@ -84,18 +90,29 @@ class MatmulSimt(Engine):
         dtype = graph.nodes[region.anchors[0]].compute.name
         if not isinstance(knobs, SimtTile):
             return roofline(graph, region, device, 0.9, dtype) * (1.0 if knobs == PanelCpu() else 1.1)
-        batch, m, n, k = contraction(graph.nodes[region.anchors[0]], graph).sizes
+        forms = [f for f in self._forms(graph, region) if math.prod(f.sizes[:3])]
+        work = [math.prod(f.sizes[:3]) * (f.sizes[3] + 1) for f in forms]
+        shares = [w / sum(work) for w in work]
+        return sum(self._tiled(graph, region, device, knobs, f, share) for f, share in zip(forms, shares, strict=True))
+
+    def _tiled(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: SimtTile, form: Contraction, share: float) -> float:
+        """Seconds of one of the contractions on a GPU, which is ``share`` of the region's work."""
+        dtype = graph.nodes[region.anchors[0]].compute.name
+        batch, m, n, k = form.sizes
         tiles = batch * ceil_div(m, knobs.bm) * ceil_div(n, knobs.bn)
         covered = tiles * knobs.bm * knobs.bn / max(m * n * batch, 1)  # work on tails counts
         waves = ceil_div(tiles, device.sm_count) / max(tiles / device.sm_count, 1e-9)
         reuse = 2 * knobs.tm * knobs.tn / (knobs.tm + knobs.tn) / 12  # multiply-adds for each shared-memory read, at most about 1
         efficiency = min(0.85, 0.25 + reuse)
-        seconds = roofline(graph, region, device, efficiency, dtype) * max(covered, 1.0) * max(waves, 1.0)
+        seconds = roofline(graph, region, device, efficiency, dtype) * share * max(covered, 1.0) * max(waves, 1.0)
         steps = ceil_div(k, knobs.bk)
         return max(seconds, steps * STEP_CLOCKS / (device.clock_ghz * 1e9))
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
-        parts = take_apart(graph, region, memory, device.kind == "cpu")
+        forms = self._forms(graph, region)
+        return joined([self._lower_form(graph, region, device, knobs, take_apart(graph, region, memory, device.kind == "cpu", f)) for f in forms])
+
+    def _lower_form(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, parts: MatmulParts) -> Recipe:
         words, title = chain(graph, region), header(graph, region, knobs)
         if isinstance(knobs, SimtTile):
             return matmul_cuda.lower(parts, knobs, words, title)
