@@ -17,7 +17,9 @@ from graphdnn.codegen.dialect import IndexWriter, decompose
 from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Memset, Recipe, Step
 from graphdnn.device import DeviceProps
+from graphdnn.engines import conv_lanes
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, placeholder, roofline
+from graphdnn.engines.conv_lanes import LanesCpu
 from graphdnn.engines.matmul_parts import MatmulParts, take_apart
 from graphdnn.engines.strips import runs_along_rows, strips
 from graphdnn.ir.index import Linear, Var, rewrite, slope
@@ -29,6 +31,10 @@ ROWS = 6
 """Outputs of a register tile."""
 LINE_BYTES, TILE_BYTES = 1 << 18, 1 << 17
 """Largest buffers on a thread's stack."""
+LINE_RATE = 5e9
+"""Bytes of image lines that a core copies in a second (Zen 3, 2026-11-29)."""
+LANES = 0.4
+"""Share of the peak that lanes reach: two loads for each product, or a load and a broadcast."""
 SHORT = 16
 """Fewer channels than these lie side by side in the line buffer whatever the image's layout: a tile's loop should be long."""
 
@@ -82,11 +88,13 @@ class ConvDirect(Engine):
         return fits(lambda: take_apart(graph, region, placeholder(region), True, _forms(graph, region)[0]))
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
-        return (DirectCpu(), DirectCpu(24))
+        return (DirectCpu(), DirectCpu(24), LanesCpu(), LanesCpu(4, 16), LanesCpu(1, 8))
 
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
         if device.kind != "cpu":
             return reject(f"conv_direct: made for a CPU's vector registers and stack; the device is {device.name}")
+        if isinstance(knobs, LanesCpu):
+            return self._check_lanes(graph, region, knobs)
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         for form in _forms(graph, region):
             sizes = _sizes(graph, region, form)
@@ -96,37 +104,60 @@ class ConvDirect(Engine):
                 return reject(f"conv_direct: {knobs!r} needs {line} and {tile} bytes of stack; at most {LINE_BYTES} and {TILE_BYTES}")
         return OK
 
+    def _check_lanes(self, graph: OperationGraph, region: Region, knobs: LanesCpu) -> Status:
+        for form in _forms(graph, region):
+            products = math.prod(v.size for v in form.k)
+            if products > conv_lanes.PRODUCTS:
+                return reject(f"conv_direct: {knobs!r} writes out the {products} products of a sum; at most {conv_lanes.PRODUCTS}")
+            size = _lanes(graph, region, form, knobs).elements * _sizes(graph, region, form).item
+            if size > conv_lanes.BUFFER_BYTES:
+                return reject(f"conv_direct: {knobs!r} needs {size} bytes of stack; at most {conv_lanes.BUFFER_BYTES}")
+        return OK
+
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         """Work of the padded tiles; every strip reads all weights again and copies its lines."""
-        assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         forms = _forms(graph, region)
-        least = roofline(graph, region, device, 0.9, graph.nodes[region.anchors[0]].compute.name)
+        least = roofline(graph, region, device, 0.9 if isinstance(knobs, DirectCpu) else LANES, graph.nodes[region.anchors[0]].compute.name)
         total = sum(math.prod(f.sizes) for f in forms) or 1
         return sum(self._pass(graph, region, device, knobs, f, least * math.prod(f.sizes) / total) for f in forms)
 
-    def _pass(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: DirectCpu, form: Contraction, least: float) -> float:
+    def _pass(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, form: Contraction, least: float) -> float:
         """Seconds of one of the contractions, which would take ``least`` without waste."""
         sizes = _sizes(graph, region, form)
+        if isinstance(knobs, LanesCpu):
+            found = _lanes(graph, region, form, knobs)
+            items = conv_lanes.items(form, found)
+            return least * (1 + ceil_div(items, device.cores) * device.cores / max(items, 1)) / 2 + items * found.elements * sizes.item / LINE_RATE / max(
+                device.cores, 1
+            )
+        assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         strip = min(knobs.strip, sizes.outputs)
         items = _items(form, sizes, strip)
         padded = sizes.blocks * sizes.width / max(sizes.columns, 1) * ceil_div(strip, ROWS) * ROWS / max(strip, 1)
         weights, lines = sizes.depth * sizes.blocks * sizes.width * sizes.item, _line(form, sizes, strip) * sizes.item
         cores = max(device.cores, 1)
-        moved = items * (weights / 25e9 + lines / 5e9) / cores
+        moved = items * (weights / 25e9 + lines / LINE_RATE) / cores
         return least * padded + moved
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
-        assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         words, title, recipes = chain(graph, region), header(graph, region, knobs), []
         for form in _forms(graph, region):
             parts, sizes = take_apart(graph, region, memory, True, form), _sizes(graph, region, form)
-            if parts.reduced:
+            if parts.reduced and isinstance(knobs, LanesCpu):
+                recipes.append(conv_lanes.lower(parts, form, knobs, words, title))
+            elif parts.reduced:
+                assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
                 recipes.append(_Lowering(parts, form, sizes, min(knobs.strip, sizes.outputs), words, title).recipe())
         return joined(recipes)
 
 
 def _forms(graph: OperationGraph, region: Region) -> tuple[Contraction, ...]:
     return contractions(graph.nodes[region.anchors[0]], graph)
+
+
+def _lanes(graph: OperationGraph, region: Region, form: Contraction, knobs: LanesCpu) -> conv_lanes.Lanes:
+    parts = take_apart(graph, region, placeholder(region), True, form)
+    return conv_lanes.lanes_of(form, knobs, conv_lanes.lies_across(parts.loops.a.tape, form, conv_lanes.group_of(parts)))
 
 
 def _sizes(graph: OperationGraph, region: Region, form: Contraction) -> _Sizes:

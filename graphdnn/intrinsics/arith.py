@@ -125,6 +125,11 @@ def fadd_reassoc(o: Emit, x: Value, y: Value) -> Value:
     return o.value(o.builder.fadd(x.v, y.v, flags=("reassoc",))) if o.target == "cpu" else x + y
 
 
+def mul_add(o: Emit, x: Value, y: Value, z: Value) -> Value:
+    """x * y + z; of floats in one step where the target has one. Integers wrap."""
+    return o.mad(x, y, z) if x.real else x * y + z
+
+
 def rint(bits: int) -> tuple[Callable[[Emit, Value], Value], Callable[[Emit, Value], Value]]:
     """CPU and CUDA forms of float -> integer: half to even, saturating, NaN -> 0."""
     top, limit = (1 << (bits - 1)) - 1, 2.0 ** (bits - 1)
@@ -188,6 +193,7 @@ FORMS = (
     both("truediv", arithmetic, truediv, _truediv_model, arity=2, saturates=True),
     both("ipow", integral, ipow, _ipow_model, arity=2),
     both("fadd_reassoc", floating, fadd_reassoc, lambda x, y: x + y, arity=2),
+    both("mul_add", arithmetic, mul_add, lambda x, y, z: x * y + z, arity=3),
     Form("rint_int32", to("int32", *FLOATS), *rint(32), _rint_model, saturates=True),
     Form("rint_int64", to("int64", *FLOATS), *rint(64), _rint_model, saturates=True),
     _saturating("sat_INT8", -128, 127),
