@@ -126,10 +126,9 @@ class ConvDirect(Engine):
         sizes = _sizes(graph, region, form)
         if isinstance(knobs, LanesCpu):
             found = _lanes(graph, region, form, knobs)
-            items = conv_lanes.items(form, found)
-            return least * (1 + ceil_div(items, device.cores) * device.cores / max(items, 1)) / 2 + items * found.elements * sizes.item / LINE_RATE / max(
-                device.cores, 1
-            )
+            items, cores = conv_lanes.items(form, found), max(device.cores, 1)
+            busy = items / (ceil_div(items, cores) * cores) if items else 1.0
+            return least * (1 + 1 / busy) / 2 + items * found.elements * sizes.item / (LINE_RATE * cores)
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         strip = min(knobs.strip, sizes.outputs)
         items = _items(form, sizes, strip)

@@ -1,8 +1,8 @@
 """Lowering of convolutions with few products in a sum (depthwise, narrow groups) for a CPU: vector lanes are groups, or outputs of one line.
 
 An item is a block of output rows, of a block of groups (lanes are groups: depthwise, channels lie side by side in memory) or of one group (lanes are
-outputs along the last dim). The image rows under it are copied once, prologue and padding included, to a buffer on the thread's stack; the products of
-a sum stand unrolled in the lane loop, and so does the epilogue.
+outputs along the last dim). The image rows under it are copied once, prologue and padding included, to a buffer on the thread's stack; the products
+of a sum stand unrolled in the lane loop, and so does the epilogue.
 """
 
 from __future__ import annotations

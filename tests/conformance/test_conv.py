@@ -7,6 +7,7 @@ import pytest
 
 import graphdnn
 from graphdnn import data_type
+from graphdnn.engines.base import flops
 from graphdnn.frontend.names import convolution_mode
 from graphdnn.ir.layout import by_name
 from tests.helpers import built, check_graph
@@ -142,6 +143,48 @@ def test_every_candidate_plan(device, kind, layout, dtype):
     """All engines and knobs; wide enough for several register tiles and strips, long enough for sums in chunks."""
     case = Case(x=(2, 20, 9, 67), k=19, stride=(2, 1), dilation=(1, 2)) if device != "cudasim" else Case(x=(1, 2, 4, 5), k=3)
     check_graph(graph_of(case, kind, layout=layout, dtype=dtype, out=D.INT32 if dtype is D.INT8 else F32), device, every_plan=True)
+
+
+NARROW = {
+    "depthwise": Case(x=(1, 40, 10, 13), k=40, groups=40, stride=(2, 1)),
+    "two filters a channel": Case(x=(2, 12, 9, 6), k=24, groups=12, taps=(5, 3), pre=2, dilation=(1, 2)),
+    "narrow groups": Case(x=(2, 12, 9, 11), k=9, groups=3, stride=(1, 2)),
+    "1-D": Case(x=(2, 34, 19), k=34, taps=4, groups=34),
+    "3-D": Case(x=(1, 5, 4, 6, 7), k=5, taps=(2, 3, 3), groups=5),
+}
+
+
+@pytest.mark.parametrize("layout", ["row", "channels_last"])
+@pytest.mark.parametrize("kind", ["fprop", "dgrad"])
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_groups(device, name, kind, layout):
+    """Lanes over groups or outputs: blocks with tails, a prologue that padding does not see, an epilogue of every broadcast."""
+    case = NARROW[name] if device != "cudasim" else Case(x=(1, 4, 5, 4), k=4, groups=4, stride=(2, 1))
+
+    def build(g):
+        given = case.x if kind == "fprop" else case.y
+        a = g.sigmoid(g.tensor(dim=given, layout=layout, data_type=F32, name="in"))
+        y = case.add(g, kind, layout=layout, **{"x" if kind == "fprop" else "dy": a})
+        dim = case.y if kind == "fprop" else case.x
+        bias = g.tensor(dim=(1, dim[1], *(1 for _ in dim[2:])), layout=layout, data_type=F32, name="bias")
+        more = g.tensor(dim=dim, layout="row", data_type=D.HALF, name="residual")
+        done(g.relu(g.add(g.bias(y, bias), more))).set_dim(dim).set_stride(by_name(dim, layout))
+
+    outcome = check_graph(build, device, graph={"compute_data_type": F32}, runs=1)
+    assert len(outcome.graph.plan.partition.regions) == 1
+    assert device != "cpu" or "LanesCpu" in outcome.graph.plan.choices[0].knobs
+
+
+@pytest.mark.parametrize("layout", ["row", "channels_last"])
+def test_strided_data_gradients_multiply_no_zeros(device, layout):
+    """Phases: as many operations as the forward convolution that they belong to, and a full reduction still in one kernel."""
+    case = Case(x=(1, 4, 8, 6), taps=2, pre=0, stride=2)
+
+    def build(g):
+        done(case.add(g, "dgrad", layout=layout))
+
+    g = check_graph(build, device).graph
+    assert flops(g._opgraph, g.plan.partition.regions[0]) == 2 * np.prod(case.y) * np.prod(case.w[1:])
 
 
 def test_long_sums_in_chunks(device):
