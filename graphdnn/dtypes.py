@@ -61,36 +61,15 @@ class DTypeInfo:
 
 _F = {"decode": "{}", "encode": "{}"}
 _TABLE: dict[data_type, DTypeInfo] = {
-    data_type.FLOAT: DTypeInfo(
-        32, "float32", "float32", "{}", "{}", "float32", "f", 2.0**-24, (-3.4028234663852886e38, 3.4028234663852886e38), "float32"
-    ),
-    data_type.DOUBLE: DTypeInfo(
-        64, "float64", "float64", "{}", "{}", "float64", "f", 2.0**-53, (-1.7976931348623157e308, 1.7976931348623157e308), "float64"
-    ),
-    data_type.HALF: DTypeInfo(
-        16, "uint16", "float32", "decode_HALF({})", "encode_HALF({})", "float16", "f", 2.0**-11, (-65504.0, 65504.0), "float16"
-    ),
+    data_type.FLOAT: DTypeInfo(32, "float32", "float32", "{}", "{}", "float32", "f", 2.0**-24, (-3.4028234663852886e38, 3.4028234663852886e38), "float32"),
+    data_type.DOUBLE: DTypeInfo(64, "float64", "float64", "{}", "{}", "float64", "f", 2.0**-53, (-1.7976931348623157e308, 1.7976931348623157e308), "float64"),
+    data_type.HALF: DTypeInfo(16, "uint16", "float32", "decode_HALF({})", "encode_HALF({})", "float16", "f", 2.0**-11, (-65504.0, 65504.0), "float16"),
     data_type.BFLOAT16: DTypeInfo(
-        16,
-        "uint16",
-        "float32",
-        "decode_BFLOAT16({})",
-        "encode_BFLOAT16({})",
-        "bfloat16",
-        "f",
-        2.0**-8,
-        (-3.3895313892515355e38, 3.3895313892515355e38),
-        "bfloat16",
+        16, "uint16", "float32", "decode_BFLOAT16({})", "encode_BFLOAT16({})", "bfloat16", "f", 2.0**-8, (-3.3895313892515355e38, 3.3895313892515355e38), "bfloat16"
     ),
-    data_type.FP8_E4M3: DTypeInfo(
-        8, "uint8", "float32", "decode_FP8_E4M3({})", "encode_FP8_E4M3({})", "float8_e4m3fn", "f", 2.0**-4, (-448.0, 448.0), "float8_e4m3fn"
-    ),
-    data_type.FP8_E5M2: DTypeInfo(
-        8, "uint8", "float32", "decode_FP8_E5M2({})", "encode_FP8_E5M2({})", "float8_e5m2", "f", 2.0**-3, (-57344.0, 57344.0), "float8_e5m2"
-    ),
-    data_type.FP8_E8M0: DTypeInfo(
-        8, "uint8", "float32", "decode_FP8_E8M0({})", "encode_FP8_E8M0({})", "float8_e8m0fnu", "f", 0.5, (2.0**-127, 2.0**127), "float8_e8m0fnu"
-    ),
+    data_type.FP8_E4M3: DTypeInfo(8, "uint8", "float32", "decode_FP8_E4M3({})", "encode_FP8_E4M3({})", "float8_e4m3fn", "f", 2.0**-4, (-448.0, 448.0), "float8_e4m3fn"),
+    data_type.FP8_E5M2: DTypeInfo(8, "uint8", "float32", "decode_FP8_E5M2({})", "encode_FP8_E5M2({})", "float8_e5m2", "f", 2.0**-3, (-57344.0, 57344.0), "float8_e5m2"),
+    data_type.FP8_E8M0: DTypeInfo(8, "uint8", "float32", "decode_FP8_E8M0({})", "encode_FP8_E8M0({})", "float8_e8m0fnu", "f", 0.5, (2.0**-127, 2.0**127), "float8_e8m0fnu"),
     data_type.FP4_E2M1: DTypeInfo(4, "uint8", "float32", "decode_FP4_E2M1({})", "encode_FP4_E2M1({})", "float4_e2m1fn", "f", 2.0**-2, (-6.0, 6.0)),
     data_type.INT4: DTypeInfo(4, "uint8", "int32", "decode_INT4({})", "encode_INT4({})", "int4", "i", 0.0, (-8, 7)),
     data_type.INT8: DTypeInfo(8, "int8", "int32", "int32({})", "int8({})", "int8", "i", 0.0, (-128, 127), "int8"),
@@ -141,14 +120,7 @@ def compute_carrier(dtype: data_type) -> data_type:
     return data_type.FLOAT if info(dtype).kind == "f" else data_type.INT32
 
 
-_ALIASES = {
-    "float": data_type.FLOAT,
-    "double": data_type.DOUBLE,
-    "half": data_type.HALF,
-    "bf16": data_type.BFLOAT16,
-    "fp16": data_type.HALF,
-    "fp32": data_type.FLOAT,
-}
+_ALIASES = {"float": data_type.FLOAT, "double": data_type.DOUBLE, "half": data_type.HALF, "bf16": data_type.BFLOAT16, "fp16": data_type.HALF, "fp32": data_type.FLOAT}
 _BY_NAME: dict[str, data_type] = {d.name.lower(): d for d in data_type} | {i.numpy: d for d, i in _TABLE.items()} | _ALIASES
 
 
@@ -174,7 +146,5 @@ def as_data_type(value: object) -> data_type:
             name = ""
     found = _BY_NAME.get(name.lower())
     if found is None:
-        raise KindError(
-            explain("cannot be converted to a data_type", expected="graphdnn.data_type, a NumPy or torch dtype, or its name", found=repr(value))
-        )
+        raise KindError(explain("cannot be converted to a data_type", expected="graphdnn.data_type, a NumPy or torch dtype, or its name", found=repr(value)))
     return found

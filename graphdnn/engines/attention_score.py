@@ -150,3 +150,4 @@ class ScoreText(AttentionText):
         if p.left is not None:
             last = f"min({last}, {self.linear((last_col, 1), *back, const=p.left)})"
         return first, last
+

@@ -188,7 +188,9 @@ _SOFTPLUS: dict[str, Any] = _FLOAT | {"attrs": {"softplus_beta": 1.0}}
 _INDEX: dict[str, Any] = {"attrs": {"axis": 0}, "params": (Param("axis", "axis", required=True),)}
 
 _LINEAR = "T(relu_lower_clip) + T(relu_lower_clip_slope) * (a - T(relu_lower_clip))"
-_RELU_EXPR = f"nanmin(((T(relu_lower_clip) if T(relu_lower_clip_slope) == T(0) else {_LINEAR}) if a < T(relu_lower_clip) else a), T(relu_upper_clip))"
+_RELU_EXPR = (
+    f"nanmin(((T(relu_lower_clip) if T(relu_lower_clip_slope) == T(0) else {_LINEAR}) if a < T(relu_lower_clip) else a), T(relu_upper_clip))"
+)
 # The last branch is taken by a NaN input alone. `u - u != 0` is true for an infinite upper clip: then x = inf is not above it.
 _RELU_BWD_EXPR = (
     "a if b > T(relu_lower_clip) and (b < T(relu_upper_clip) or T(relu_upper_clip) - T(relu_upper_clip) != T(0)) else "
