@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphdnn.ir.index import ZERO, Linear, divide, modulo
+from graphdnn.ir.index import ZERO, Index, Linear, divide, modulo, reshaped
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.window import slides_of
-
-Index = tuple[Linear, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +27,6 @@ class Piece:
     tensor: int
     index: Index
     guards: tuple[Guard, ...] = ()
-
-
-def broadcast(index: Index, dim: tuple[int, ...]) -> Index:
-    """Index into a tensor of dims ``dim`` that is broadcast (right-aligned) to the space of ``index``."""
-    used = index[len(index) - len(dim) :]
-    return tuple(ZERO if d == 1 else i for i, d in zip(used, dim, strict=True))
-
-
-def offset(index: Index, strides: tuple[int, ...]) -> Linear:
-    """Element offset of ``index``."""
-    total = ZERO
-    for i, s in zip(index, strides, strict=True):
-        total = total + i.scaled(s)
-    return total
-
-
-def reshaped(index: Index, out: tuple[int, ...], source: tuple[int, ...]) -> Index:
-    """Index into dims ``source`` of the element that has the same row-major number as ``index`` in dims ``out``."""
-    flat, step = ZERO, 1
-    for i, d in zip(reversed(index), reversed(out), strict=True):
-        flat = flat + i.scaled(step)
-        step *= d
-    result: list[Linear] = []
-    inner = 1
-    for d in reversed(source):
-        result.append(modulo(divide(flat, inner), d) if d > 1 else ZERO)
-        inner *= d
-    return tuple(reversed(result))
 
 
 def _reshape(node: Node, graph: OperationGraph, index: Index) -> tuple[Piece, ...]:

@@ -14,7 +14,7 @@ from graphdnn.codegen.dialect import IndexWriter, literal, to_dtype
 from graphdnn.codegen.spec import Arg, Buffer, DescriptorParam, Param, PointerParam, ScalarParam, TensorMap, TensorScalar
 from graphdnn.codegen.tape import Assign, Choose, Coordinate, Item, Load, Scalar, Store, Tape
 from graphdnn.dtypes import info
-from graphdnn.ir.index import Linear, Var, bounds, depends, rename
+from graphdnn.ir.index import Linear, Var, bounds, depends, lane_step, rename
 from graphdnn.ir.index import var as variable
 from graphdnn.ir.opgraph import OperationGraph
 
@@ -165,7 +165,7 @@ def lane_width(tape: Tape, graph: OperationGraph, j: Var, limit: int = 16) -> in
     """Elements of ``j`` that one 16-byte access of the widest contiguous tensor covers, fewer where the largest tensors would not stay aligned from
     row to row: neighbouring threads that take single elements read better than lanes that do not fit a vector."""
     accesses = [i for i in tape.items if isinstance(i, (Load, Store))]
-    wide = [i for i in accesses if not i.guards and i.offset.coefficient(j) == 1]
+    wide = [i for i in accesses if not i.guards and lane_step(i.offset, j, 2) == 1]
     bits = [info(graph.tensors[i.tensor].dtype).bits for i in wide]
     width = min(16 * 8 // max(bits), limit) if bits and min(bits) >= 8 else 1
     largest = max((graph.tensors[i.tensor].size for i in wide), default=0)
@@ -178,10 +178,10 @@ def lane_width(tape: Tape, graph: OperationGraph, j: Var, limit: int = 16) -> in
 def _contiguous(item: Load | Store, graph: OperationGraph, j: Var, width: int) -> bool:
     t = graph.tensors[item.tensor]
     size = info(t.dtype).bits // 8
-    if size == 0 or item.guards or item.offset.coefficient(j) != 1 or width * size not in (4, 8, 16) or t.alignment < width * size:
+    if size == 0 or item.guards or lane_step(item.offset, j, width) != 1 or width * size not in (4, 8, 16) or t.alignment < width * size:
         return False
-    others = [(a, c) for a, c in item.offset.terms if a != j]
-    return item.offset.const % width == 0 and all(c % width == 0 and not depends(Linear(((a, c),)), j) for a, c in others)
+    others = [c for a, c in item.offset.terms if lane_step(Linear(((a, 1),)), j, width) == 0]
+    return item.offset.const % width == 0 and len(others) == len(item.offset.terms) - 1 and all(c % width == 0 for c in others)
 
 
 def lanes(tape: Tape, signature: Signature, j: Var, width: int, outer: IndexWriter, inner: IndexWriter, tag: str = "") -> Lanes:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from graphdnn.codegen.access import Guard, Index
-from graphdnn.ir.index import Linear, Var, bounds, divide, modulo, var
+from graphdnn.codegen.access import Guard
+from graphdnn.ir.index import Index, Linear, Var, bounds, divide, modulo, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from graphdnn.codegen.access import MOVES, Guard, Index, Piece, broadcast, offset
+from graphdnn.codegen.access import MOVES, Guard, Piece
 from graphdnn.codegen.dialect import literal, substitute, to_dtype, to_register
 from graphdnn.dtypes import info
-from graphdnn.ir.index import ZERO, Linear, bounds
+from graphdnn.ir.index import ZERO, Index, Linear, bounds, broadcast, equal, offset
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs import rng
@@ -186,7 +186,7 @@ class TapeBuilder:
         t = self.graph.tensors[tensor]
         if tensor in self._bound:
             name, at = self._bound[tensor]
-            assert at == index, f"anchor value {tensor} asked for at another index than it has"
+            assert equal(at, index), f"anchor value {tensor} asked for at another index than it has"
             return name
         if t.constant:
             register = info(t.dtype).register

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphdnn.codegen.access import Index
 from graphdnn.codegen.body import Signature
 from graphdnn.codegen.contraction import Contraction, Read, contraction
 from graphdnn.codegen.dialect import to_dtype
@@ -19,10 +18,11 @@ from graphdnn.codegen.tape import Load, Store, Tape, TapeBuilder
 from graphdnn.dtypes import info
 from graphdnn.engines.reduction_parts import Accumulator, accumulate, accumulators
 from graphdnn.engines.space import nest
-from graphdnn.ir.index import Var, divide, modulo, rename, slope, var
+from graphdnn.ir.index import Index, Var, divide, modulo, rename, slope, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.collapse import apply, collapse
+from graphdnn.passes.places import moved, places
 from graphdnn.passes.regions import Region
 
 
@@ -150,9 +150,10 @@ def _epilogue(graph: OperationGraph, region: Region, sums: list[Accumulator], in
     node = graph.nodes[region.anchors[0]]
     builder = TapeBuilder(graph, region.reads, {node.output_ids[0]: ("c", index)})
     reduced = {s.node.output_ids[0] for s in sums}
+    place = places(graph, region.anchors, region.nodes, region.space)
     for t in region.stores:
         if t not in reduced:
-            builder.store(t, index)
+            builder.store(t, moved(place[t], region.space, index))
     accumulate(builder, sums, index)
     return builder.tape
 

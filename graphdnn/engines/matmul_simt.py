@@ -17,7 +17,8 @@ from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, 
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import MatmulParts, take_apart
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes.regions import Region, of_all
+from graphdnn.passes.places import of_all, reduced_axes
+from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
 STATIC_SHARED = 48 * 1024
@@ -54,7 +55,7 @@ class MatmulSimt(Engine):
         if not self._takes(node.op):
             return reject(f"{self.name}: the anchor '{node.name}' of the region is another op ({node.op})")
         for i in region.epilogue_reductions:
-            if not of_all(graph, graph.nodes[i]):
+            if not of_all(region.space, reduced_axes(graph, graph.nodes[i])):
                 return reject(
                     f"{self.name}: reduction '{graph.nodes[i].name}' is not of all results; {self.name} has no partial sums of rows or columns"
                 )

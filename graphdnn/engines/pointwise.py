@@ -13,9 +13,10 @@ from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Recipe
 from graphdnn.codegen.tape import Tape, TapeBuilder
 from graphdnn.device import DeviceProps
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, roofline
-from graphdnn.engines.space import nest, priority, store_broadcast, variables
+from graphdnn.engines.space import nest, priority, store_free
 from graphdnn.ir.index import Var
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.places import variables
 from graphdnn.passes.regions import Region
 from graphdnn.status import Status, reject
 
@@ -66,7 +67,7 @@ class Pointwise(Engine):
         loop = variables(region.space)
         builder = TapeBuilder(graph, region.reads)
         for t in sorted(region.stores, key=lambda t: -graph.tensors[t].size):
-            store_broadcast(builder, graph, t, loop)
+            store_free(builder, graph, t, loop)
         return loop, builder.tape
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:

@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from graphdnn.codegen.access import Index
 from graphdnn.codegen.body import Signature, tape_lines
 from graphdnn.codegen.dialect import IndexWriter, literal, substitute, to_dtype, to_register
 from graphdnn.codegen.spec import Buffer
 from graphdnn.codegen.tape import Assign, Tape, TapeBuilder
 from graphdnn.dtypes import info
-from graphdnn.engines.space import index_of, nest, store_broadcast, variables
-from graphdnn.ir.index import ZERO, Var, var
+from graphdnn.engines.space import nest, store_free
+from graphdnn.ir.index import Index, Var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.reduction import REDUCTION, ReductionOp
-from graphdnn.passes.regions import Region, reduced_axes
+from graphdnn.passes.places import places, reduced_axes, variables, whole
+from graphdnn.passes.regions import Region
 
 _LIMITS = {"float32": (-math.inf, math.inf), "float64": (-math.inf, math.inf), "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
@@ -151,16 +151,17 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     axes = reduced_axes(graph, graph.nodes[region.anchors[0]])
     sums = accumulators(graph, region.anchors, cpu)
     before = TapeBuilder(graph, region.reads)
-    accumulate(before, sums, index_of(loop))
-    results = {s.node.output_ids[0]: (s.result, _result_index(graph, s.node, loop, axes)) for s in sums}
-    after = TapeBuilder(graph, region.reads, results, prefix="w")
-    late = _after(graph, region)
-    epilogue = results[sums[0].node.output_ids[0]][1]  # what is calculated from results has the first one's dims
+    accumulate(before, sums, whole(region.space))
+    late = places(graph, region.anchors, region.nodes, region.space)
+    result = sums[0].node.output_ids[0]
+    after = TapeBuilder(graph, region.reads, {s.node.output_ids[0]: (s.result, late[s.node.output_ids[0]]) for s in sums}, prefix="w")
     for t in region.stores:
         if t in late:
-            after.store(t, results[t][1] if t in results else epilogue)
+            after.store(t, late[t])
+        elif graph.tensors[t].dim == graph.tensors[result].dim:
+            after.store(t, late[result])
         else:
-            store_broadcast(before, graph, t, loop)
+            store_free(before, graph, t, loop)
     count = math.prod(region.space[a] for a in axes)
     kept = tuple(v for a, v in enumerate(loop) if a not in axes)
     gone = tuple(v for a, v in enumerate(loop) if a in axes)
@@ -169,18 +170,3 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     outputs, both, by_load = nest(kept, both, [*by_load, *(s.offset for s in after.tape.stores())], by_load, names="o", last="k")
     reduced, both, _ = nest(gone, both, by_load, names="r")
     return ReductionParts(Signature(graph, memory), sums, outputs, reduced, Tape(both.items[:n]), Tape(both.items[n:]), count)
-
-
-def _after(graph: OperationGraph, region: Region) -> set[int]:
-    """Tensors that depend on a result of the region's reductions."""
-    found = {t for a in region.anchors for t in graph.nodes[a].output_ids}
-    for i in region.nodes:
-        if found & set(graph.nodes[i].input_ids) and i not in region.anchors:
-            found.update(graph.nodes[i].output_ids)
-    return found
-
-
-def _result_index(graph: OperationGraph, node: Node, loop: tuple[Var, ...], axes: tuple[int, ...]) -> Index:
-    if len(graph.tensors[node.output_ids[0]].dim) == len(loop):
-        return tuple(ZERO if a in axes else var(v) for a, v in enumerate(loop))
-    return tuple(var(v) for a, v in enumerate(loop) if a not in axes)

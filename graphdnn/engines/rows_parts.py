@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphdnn.codegen.access import Index
 from graphdnn.codegen.body import Signature
 from graphdnn.codegen.spec import Buffer
 from graphdnn.codegen.tape import Load, Store, Tape, TapeBuilder
 from graphdnn.engines.reduction_parts import Accumulator, accumulate, accumulators
-from graphdnn.engines.space import index_of, nest, store_broadcast, variables
-from graphdnn.ir.index import ZERO, Var, var
+from graphdnn.engines.space import nest, store_free
+from graphdnn.ir.index import Index, Var
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes.regions import Region, reduced_axes
+from graphdnn.passes.places import places, reduced_axes, spreads, variables, whole
+from graphdnn.passes.regions import Region
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     """The parts of a rows region. Raises TapeTooLong."""
     loop = variables(region.space)
     axes = reduced_axes(graph, graph.nodes[region.anchors[0]])
-    index = index_of(loop)
+    place = places(graph, region.anchors, region.nodes, region.space)
     sums = {s.node.output_ids[0]: s for s in accumulators(graph, region.anchors, cpu)}
     ready = _ready(graph, region)
     known: dict[int, tuple[str, Index]] = {}
@@ -73,15 +73,19 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     for number, stage in enumerate(region.stages):
         group = [sums[graph.nodes[a].output_ids[0]] for a in stage]
         each = TapeBuilder(graph, region.reads, known, prefix=f"a{number}_")
-        accumulate(each, group, index)
-        known |= {t: (s.result, _row_index(graph, t, loop, axes)) for s in group for t in s.node.output_ids}
+        accumulate(each, group, whole(region.space))
+        known |= {t: (s.result, place[t]) for s in group for t in s.node.output_ids}
         between = TapeBuilder(graph, region.reads, known, prefix=f"b{number}_")
-        results = [graph.tensors[t].dim for s in group for t in s.node.output_ids]
-        late = [t for t, level in ready.items() if level == number + 1 and (t in known or graph.tensors[t].dim in results)]
+        late = [t for t, level in ready.items() if level == number + 1 and not spreads(place[t], region.space, axes)]
         for t in late:
             if t not in known:
-                row = _row_index(graph, t, loop, axes)
-                known[t] = (between.value(t, row), row)
+                known[t] = (between.value(t, place[t]), place[t])
+        if number == 0:  # what depends on no result but has one element a row
+            result = group[0].node.output_ids[0]
+            for t in region.stores:
+                if t not in place and graph.tensors[t].dim == graph.tensors[result].dim:
+                    known[t] = (between.value(t, place[result]), place[result])
+                    late.append(t)
         for t in late:
             if t in region.stores:
                 between.store(t, known[t][1])
@@ -89,8 +93,10 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
         grouped.append(group)
     final = TapeBuilder(graph, region.reads, known, prefix="c_")
     for t in region.stores:
-        if t not in known:
-            store_broadcast(final, graph, t, loop)
+        if t in place and t not in known:
+            final.store(t, place[t])
+        elif t not in known:
+            store_free(final, graph, t, loop)
     tapes.append(final.tape)
     return _nested(Signature(graph, memory), region, tapes, grouped, loop, axes)
 
@@ -106,13 +112,6 @@ def _ready(graph: OperationGraph, region: Region) -> dict[int, int]:
             if level:
                 found[t] = level
     return found
-
-
-def _row_index(graph: OperationGraph, tensor: int, loop: tuple[Var, ...], axes: tuple[int, ...]) -> Index:
-    """Index into a tensor with one element a row, whether the reduced dims were kept or not."""
-    if len(graph.tensors[tensor].dim) == len(loop):
-        return tuple(ZERO if a in axes else var(v) for a, v in enumerate(loop))
-    return tuple(var(v) for a, v in enumerate(loop) if a not in axes)
 
 
 def _nested(

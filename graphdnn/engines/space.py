@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphdnn.codegen.access import Guard, Index
+from graphdnn.codegen.access import Guard
 from graphdnn.codegen.tape import Tape, TapeBuilder
 from graphdnn.ir.index import ZERO, Linear, Var, rename, var
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.ir.tensor import Dims
 from graphdnn.passes.collapse import apply, collapse, ordered
+from graphdnn.passes.places import broadcasts, seen_as
 
 
-def variables(space: Dims, prefix: str = "i") -> tuple[Var, ...]:
-    """One loop variable a dim."""
-    return tuple(Var(f"{prefix}{a}", d) for a, d in enumerate(space))
-
-
-def index_of(loop: Sequence[Var]) -> Index:
-    """The logical index that the variables stand for."""
-    return tuple(var(v) for v in loop)
-
-
-def store_broadcast(builder: TapeBuilder, graph: OperationGraph, tensor: int, loop: Sequence[Var]) -> None:
-    """Store ``tensor`` from a loop over a space that its dims broadcast to: written where the coordinates that it lacks are 0."""
-    dim = graph.tensors[tensor].dim
+def store_free(builder: TapeBuilder, graph: OperationGraph, tensor: int, loop: Sequence[Var]) -> None:
+    """Store ``tensor`` from a loop over a space that its dims broadcast to (it is written where the coordinates that it lacks are 0), or that it is
+    with dims merged."""
+    dim, space = graph.tensors[tensor].dim, tuple(v.size for v in loop)
+    if not broadcasts(dim, space):
+        place = seen_as(dim, space)
+        assert place is not None, f"tensor {tensor} of dims {dim} has no place in a loop over {space}"
+        builder.store(tensor, place)
+        return
     missing = len(loop) - len(dim)
     own = tuple(ZERO if d == 1 else var(v) for v, d in zip(loop[missing:], dim, strict=True))
     lacking = [v for a, v in enumerate(loop) if v.size > 1 and (a < missing or dim[a - missing] == 1)]

@@ -15,10 +15,11 @@ from graphdnn.codegen.tape import Load, Store
 from graphdnn.dtypes import data_type, info
 from graphdnn.engines.matmul_parts import MatmulParts, Operand
 from graphdnn.engines.wgmma_tile import BK
-from graphdnn.ir.index import Linear, Var
+from graphdnn.ir.index import Linear, Var, lane_step
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes.regions import Region, reduced_axes
+from graphdnn.passes.places import reduced_axes
+from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
 LIMIT = 2**31
@@ -102,7 +103,7 @@ def take_apart(parts: MatmulParts, graph: OperationGraph, region: Region) -> Wgm
 
 def _contiguous_bytes(parts: MatmulParts, graph: OperationGraph, column: Var) -> int:
     """Bytes that the epilogue loads and stores in order along ``column``."""
-    accesses = [i for i in parts.epilogue.items if isinstance(i, (Load, Store)) and i.offset.coefficient(column) == 1]
+    accesses = [i for i in parts.epilogue.items if isinstance(i, (Load, Store)) and lane_step(i.offset, column, 2) == 1]
     return sum(graph.tensors[i.tensor].size * info(graph.tensors[i.tensor].dtype).bits // 8 for i in accesses)
 
 

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphdnn.codegen.access import Index
 from graphdnn.codegen.body import Signature, tape_lines
 from graphdnn.codegen.dialect import IndexWriter, decompose
 from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Memset, Step
@@ -19,7 +18,8 @@ from graphdnn.dtypes import info
 from graphdnn.engines.base import ceil_div, entry_name, power_of_two
 from graphdnn.engines.reduction_parts import Accumulator
 from graphdnn.engines.wgmma_parts import Reduced, WgmmaParts
-from graphdnn.ir.index import ZERO, Var, var
+from graphdnn.ir.index import ZERO, Index, Var, var
+from graphdnn.passes.places import reduced_axes
 
 MASKS = (1, 2, 4, 8, 16)
 """Lanes of a warp that meet, by exclusive or."""
@@ -198,8 +198,6 @@ class Sums:
 
 
 def _kept_axes(s: Sum, dim: tuple[int, ...], graph: Any) -> list[int]:
-    from graphdnn.passes.regions import reduced_axes
-
     gone = reduced_axes(graph, s.acc.node)
     return [a for a in range(len(dim)) if a not in gone]
 

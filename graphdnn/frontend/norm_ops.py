@@ -222,7 +222,7 @@ class NormOps(Declarations):
 
         Returns [Y, MEAN, INV_VARIANCE, NEXT_RUNNING_MEAN, NEXT_RUNNING_VAR]. The running statistics, (1 - momentum) * previous + momentum * those of
         this batch, with the variance of n elements times n / (n - 1), may be written over the previous ones; without them the last two are
-        None and ``momentum`` is not read. ``peer_stats``, of other GPUs, must be empty."""
+        None and ``momentum`` is not read. ``peer_stats``, of other GPUs, must be empty: NotSupportedError."""
         running = _running(in_running_mean, in_running_var, momentum)
         ports = {"X": input, "SCALE": scale, "BIAS": bias, "EPSILON": epsilon, **running}
         outputs = ("Y", *_STATISTICS, *(_NEXT if running else ()))
@@ -242,7 +242,7 @@ class NormOps(Declarations):
     ) -> list[Tensor]:
         """Gradients of batchnorm, from the statistics of the batch: [DX, DSCALE, DBIAS], the last two [1, C, 1, ...].
 
-        ``peer_stats`` must be empty."""
+        ``peer_stats`` must be empty: NotSupportedError."""
         ports = {"DY": grad, "X": input, "SCALE": scale, "MEAN": mean, "INV_VARIANCE": inv_variance}
         return self._normalized("DBN", name, ports, _GRADIENTS, {"peer_stats": _no_peers(name, peer_stats)}, compute_data_type)
 

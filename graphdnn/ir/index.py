@@ -64,6 +64,8 @@ class Linear:
 
 
 ZERO = Linear()
+Index = tuple[Linear, ...]
+"""One expression a dim."""
 
 
 def var(v: Var) -> Linear:
@@ -144,6 +146,29 @@ def slope(e: Linear, v: Var) -> float:
     return sum(c * (float(a == v) if isinstance(a, Var) else slope(a.of, v) / (a.by if isinstance(a, Quotient) else 1)) for a, c in e.terms)
 
 
+def lane_step(e: Linear, v: Var, width: int) -> int | None:
+    """How much ``e`` grows with ``v`` inside every group of ``width`` values that starts at a multiple of ``width``; None if that is not one number.
+    A remainder by a multiple of ``width`` runs on inside a group, the quotient stays."""
+    total = 0
+    for a, c in e.terms:
+        step = int(a == v) if isinstance(a, Var) else _atom_step(a, v, width)
+        if step is None:
+            return None
+        total += c * step
+    return total
+
+
+def _atom_step(a: Quotient | Remainder, v: Var, width: int) -> int | None:
+    step = lane_step(a.of, v, width)
+    if not step:
+        return step
+    group = step * width  # what is divided starts a group at a multiple of this, and stays below the next one
+    aligned = step == a.of.coefficient(v) > 0 and all(c % group == 0 or b == v for b, c in a.of.terms) and a.of.const % group == 0
+    if not aligned or a.by % group:
+        return None
+    return step if isinstance(a, Remainder) else 0
+
+
 def rewrite(e: Linear, terms: Callable[[Linear], Linear]) -> Linear:
     """Apply ``terms`` to every linear expression of ``e``, innermost first."""
     inner: list[tuple[Atom, int]] = [(a if isinstance(a, Var) else type(a)(rewrite(a.of, terms), a.by), c) for a, c in e.terms]
@@ -174,3 +199,60 @@ def rename(e: Linear, names: dict[Var, Linear]) -> Linear:
         return total
 
     return rewrite(e, terms)
+
+
+def substitute(e: Linear, names: dict[Var, Linear]) -> Linear:
+    """:func:`rename` that simplifies quotients and remainders anew."""
+    total = Linear((), e.const)
+    for a, c in e.terms:
+        if isinstance(a, Var):
+            part = names.get(a, Linear(((a, 1),)))
+        else:
+            part = (divide if isinstance(a, Quotient) else modulo)(substitute(a.of, names), a.by)
+        total = total + part.scaled(c)
+    return joined(total)
+
+
+def joined(e: Linear) -> Linear:
+    """``e`` with (x // n) * n + x % n written as x."""
+    for a, c in e.terms:
+        if isinstance(a, Remainder):
+            quotient = Quotient(a.of, a.by)
+            if e.coefficient(quotient) == c * a.by:
+                rest = Linear(tuple(x for x in e.terms if x[0] not in (a, quotient)), e.const)
+                return joined(rest + a.of.scaled(c))
+    return e
+
+
+# ------------------------------------------------------------------------------------------------------------------------------ indexes of tensors
+def broadcast(index: Index, dim: tuple[int, ...]) -> Index:
+    """Index into a tensor of dims ``dim`` that is broadcast (right-aligned) to the space of ``index``."""
+    used = index[len(index) - len(dim) :]
+    return tuple(ZERO if d == 1 else i for i, d in zip(used, dim, strict=True))
+
+
+def offset(index: Index, strides: tuple[int, ...]) -> Linear:
+    """Element offset of ``index``."""
+    total = ZERO
+    for i, s in zip(index, strides, strict=True):
+        total = total + i.scaled(s)
+    return joined(total)
+
+
+def reshaped(index: Index, out: tuple[int, ...], source: tuple[int, ...]) -> Index:
+    """Index into dims ``source`` of the element that has the same row-major number as ``index`` in dims ``out``."""
+    rest, step = ZERO, 1
+    for i, d in zip(reversed(index), reversed(out), strict=True):
+        rest = rest + i.scaled(step)
+        step *= d
+    rest = joined(rest)
+    result: list[Linear] = []
+    for d in reversed(source):
+        result.append(modulo(rest, d) if d > 1 else ZERO)
+        rest = divide(rest, d) if d > 1 else rest
+    return tuple(reversed(result))
+
+
+def equal(a: Index, b: Index) -> bool:
+    """Whether two indexes are the same sums, whatever the order of their terms."""
+    return len(a) == len(b) and all(x.const == y.const and dict(x.terms) == dict(y.terms) for x, y in zip(a, b, strict=True))

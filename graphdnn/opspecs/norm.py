@@ -65,7 +65,8 @@ def _infer_forward(family: Family, node: NodeDecl) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------------------- expansion
 class View:
-    """The axes that a normalization reduces: those of X, or, with groups of channels, those of X with axis 1 split into groups and members."""
+    """The axes that a normalization is calculated in: those of X, or, with groups of channels, those of X with axis 1 split into groups and members.
+    ``axes``: those that it reduces."""
 
     def __init__(self, expansion: Expansion, family: Family) -> None:
         """Of the node that is expanded."""
@@ -73,28 +74,27 @@ class View:
         self.dim = shapes.dims(expansion.input("X"))
         self.groups = expansion.node.attrs["num_groups"] if family.grouped else 0
         scale = rules.padded(shapes.dims(expansion.input("SCALE")), len(self.dim))
-        statistics = family.statistics(self.dim, scale, self.groups)
-        self.axes = rules.normalized_axes(self._split(statistics), self._split(self.dim))
+        self.axes = self.over(family.statistics(self.dim, scale, self.groups))
 
     def _split(self, dim: Dims) -> Dims:
-        return rules.grouped(dim, self.dim[1], self.groups) if self.groups else dim
+        whole = rules.padded(dim, len(self.dim))
+        return rules.grouped(whole, self.dim[1], self.groups) if self.groups else whole
+
+    def over(self, dim: Dims) -> Dims:
+        """Axes to reduce for a result of dims ``dim``, which are given without the split."""
+        return rules.normalized_axes(self._split(dim), self._split(self.dim))
 
     def of(self, t: TensorDecl) -> TensorDecl:
-        """``t``, of X's dims or those of the statistics, with these axes."""
-        return self.expansion.reshape(t, self._split(rules.padded(shapes.dims(t), len(self.dim)))) if self.groups else t
+        """``t``, which broadcasts to X or is statistics, with these axes."""
+        return self.expansion.reshape(t, self._split(shapes.dims(t))) if self.groups else t
+
+    def input(self, port: str) -> TensorDecl:
+        """The input at ``port`` with these axes."""
+        return self.of(self.expansion.input(port))
 
     def mean(self, t: TensorDecl) -> TensorDecl:
         """Mean of a value with these axes."""
         return self.expansion.reduction("AVG", t, self.axes)
-
-    def spread(self, t: TensorDecl) -> TensorDecl:
-        """Statistics, with these axes, for each channel of X. They are repeated by a choice between equals, which takes its dims from X."""
-        if not self.groups:
-            return t
-        e, whole = self.expansion, self._split(self.dim)
-        members = e.slice(self.of(e.input("X")), [(0, d if a < 3 else 1) for a, d in enumerate(whole)])
-        repeated = e.pointwise("BINARY_SELECT", t, t, members)
-        return e.reshape(repeated, (*self.dim[:2], *(1,) * (len(self.dim) - 2)))
 
 
 def number(e: Expansion, port: str, rank: int) -> TensorDecl:
@@ -127,15 +127,14 @@ def affine(e: Expansion, deviation: TensorDecl, inverse: TensorDecl, scale: Tens
 
 def normalize(family: Family, e: Expansion) -> Normalized:
     """The values of a forward op."""
-    view, whole = View(e, family), e.input("X")
-    x = view.of(whole)
+    view, bias = View(e, family), e.given("BIAS")
+    x = view.input("X")
     mean = view.mean(x) if family.centered else None
     deviation = x if mean is None else e.pointwise("SUB", x, mean)
     variance = view.mean(e.pointwise("MUL", deviation, deviation))
     inverse = e.pointwise("RSQRT", e.pointwise("ADD", variance, number(e, "EPSILON", len(view.dim))))
-    if x is not whole and mean is not None:
-        deviation = e.pointwise("SUB", whole, view.spread(mean))
-    return Normalized(affine(e, deviation, view.spread(inverse), e.input("SCALE"), e.given("BIAS")), mean, variance, inverse)
+    y = affine(e, deviation, inverse, view.input("SCALE"), None if bias is None else view.of(bias))
+    return Normalized(y, mean, variance, inverse)
 
 
 def _expand_forward(family: Family, e: Expansion) -> None:
@@ -144,20 +143,20 @@ def _expand_forward(family: Family, e: Expansion) -> None:
 
 def expand_backward(family: Family, e: Expansion) -> None:
     """With xhat = (x - mean) * inv and g = dy * scale: DX = inv * (g - mean(g) - xhat * mean(g * xhat)), DSCALE = sum(dy * xhat), DBIAS = sum(dy)."""
-    view, dy, x = View(e, family), e.input("DY"), e.input("X")
-    inverse = view.spread(view.of(e.input("INV_VARIANCE")))
-    mean, deviation = e.given("MEAN"), x
+    view = View(e, family)
+    dy, x, inverse, given = view.input("DY"), view.input("X"), view.input("INV_VARIANCE"), e.given("MEAN")
+    deviation = x
     if family.centered:
-        deviation = e.pointwise("SUB", x, view.spread(view.mean(view.of(x)) if mean is None else view.of(mean)))
+        deviation = e.pointwise("SUB", x, view.mean(x) if given is None else view.of(given))
     xhat = e.pointwise("MUL", deviation, inverse)
-    g = e.pointwise("MUL", dy, e.input("SCALE"))
-    rest = e.pointwise("SUB", g, view.spread(view.mean(view.of(g)))) if family.centered else g
-    product = e.pointwise("MUL", xhat, view.spread(view.mean(view.of(e.pointwise("MUL", g, xhat)))))
+    g = e.pointwise("MUL", dy, view.input("SCALE"))
+    rest = e.pointwise("SUB", g, view.mean(g)) if family.centered else g
+    product = e.pointwise("MUL", xhat, view.mean(e.pointwise("MUL", g, xhat)))
     e.deliver("DX", e.pointwise("MUL", e.pointwise("SUB", rest, product), inverse))
     for port, value in (("DSCALE", e.pointwise("MUL", dy, xhat)), ("DBIAS", dy)):
         out = e.output(port)
         if out is not None:
-            e.deliver(port, e.reduction("ADD", value, rules.normalized_axes(rules.padded(shapes.dims(out), len(view.dim)), view.dim)))
+            e.deliver(port, e.reduction("ADD", value, view.over(shapes.dims(out))))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------- references

@@ -2,22 +2,25 @@
 
 A region has an anchor (a matmul, an attention node, or reductions over one space and the same axes) or none. Values that only need memory are *free*:
 every region that wants one calculates it again from memory (numbers stay equal, since each value is rounded to its tensor's data type), so pointwise
-and movement ops in front of an anchor are always fused into it. What follows an anchor joins its epilogue where the space stays the same and no
-region would come to wait for itself; where it cannot, the anchor's value is stored: a cut, with a note that says why.
+and movement ops in front of an anchor are always fused into it. What follows an anchor joins its epilogue where it can be calculated in the same
+loops (:mod:`graphdnn.passes.places`: reshapes and transposes are free there) and no region would come to wait for itself; where it cannot, the
+anchor's value is stored: a cut, with a note that says why.
 """
 
 from __future__ import annotations
 
 import graphlib
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from graphdnn.ir.index import Index, equal
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims
-from graphdnn.opspecs import reduction, registry
+from graphdnn.opspecs import registry
+from graphdnn.passes import places
+from graphdnn.passes.places import broadcasts, of_all, of_lines, reduced_axes, row_by_row
 
 Kind = Literal["pointwise", "reduction", "rows", "matmul", "attention"]
 MAX_NODES = 96
@@ -26,10 +29,10 @@ MAX_ANCHORS = 8
 """Reductions of one region."""
 MAX_STORES = 12
 """Outputs of one pointwise region."""
-ROW = 1 << 16
-"""Most reduced elements of one result for what follows the reduction to walk the same row again in the same kernel: it should still be in cache."""
-ROWS, SMALL = 256, 1 << 18
-"""Rows that fill a device, and the elements of a problem that is too small to mind."""
+MAX_READS = 2
+"""Large tensors that a value is calculated again from at most; storing it moves as many bytes."""
+VIEWS = ("RESHAPE", "TRANSPOSE")
+"""Ops that only rename the elements of their input."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,19 @@ class _Draft:
     axes: tuple[int, ...] = ()
     level: dict[int, int] = field(default_factory=dict)
     """Reduction: stages that must have run before a tensor of the region is known."""
+    place: dict[int, Index] = field(default_factory=dict)
+    """Where tensors of the region stand in its loop nest."""
+
+    def spreads(self, t: int) -> bool:
+        """Whether a tensor of a reduction region has an element for each of a row."""
+        return self.kind == "reduction" and places.spreads(self.place[t], self.space, self.axes)
 
 
-def partition(graph: OperationGraph, forced: frozenset[int] = frozenset(), sums: bool = False) -> Partition:
+def partition(graph: OperationGraph, forced: frozenset[int] = frozenset(), sums: bool = False, rows: int = places.ROWS) -> Partition:
     """The maximal regions. ``forced``: tensors that must be stored although they could be fused. ``sums``: reductions of a matmul's rows or columns
-    join its epilogue too, which not every engine takes; reductions of all its values always do."""
-    return _Partitioner(graph, forced, sums=sums).run()
+    join its epilogue too, which not every engine takes; reductions of all its values always do. ``rows``: so many rows fill the device, and are
+    walked more than once rather than in one kernel after the other."""
+    return _Partitioner(graph, forced, sums=sums, rows=rows).run()
 
 
 def unfused(graph: OperationGraph) -> Partition:
@@ -85,17 +95,13 @@ def unfused(graph: OperationGraph) -> Partition:
     return _Partitioner(graph, every, fuse=False).run()
 
 
-def reduced_axes(graph: OperationGraph, node: Node) -> tuple[int, ...]:
-    """Axes that a reduction node reduces."""
-    return reduction.reduced_axes(dict(node.attrs), graph.tensors[node.input_ids[0]].dim, graph.tensors[node.output_ids[0]].dim)
-
-
 class _Partitioner:
-    def __init__(self, graph: OperationGraph, forced: frozenset[int], fuse: bool = True, sums: bool = False) -> None:
+    def __init__(self, graph: OperationGraph, forced: frozenset[int], fuse: bool = True, sums: bool = False, rows: int = places.ROWS) -> None:
         self.graph = graph
         self.forced = forced
         self.fuse = fuse
         self.sums = sums
+        self.rows = rows
         self.drafts: list[_Draft] = []
         self.home: dict[int, int] = {}
         self.stored_by: dict[int, int] = {}
@@ -125,11 +131,20 @@ class _Partitioner:
 
     def _materialize(self, tensor: int, why: str) -> None:
         region = self.home[tensor]
+        while self._is_spare(tensor) and self._made_by(tensor).op in VIEWS and self._made_by(tensor).input_ids[0] in self.home:
+            tensor = self._made_by(tensor).input_ids[0]  # whoever reads it looks through the view
         if tensor not in self.stored_by:
             self.stored_by[tensor] = region
             self.drafts[region].stores.append(tensor)
             if self.graph.tensors[tensor].virtual:
                 self.notes.append(f"'{self.graph.tensors[tensor].name}' is stored: {why}")
+
+    def _is_spare(self, tensor: int) -> bool:
+        """Whether nothing asks for a tensor to be stored."""
+        return self.graph.tensors[tensor].virtual and tensor not in self.forced and tensor not in self.stored_by
+
+    def _made_by(self, tensor: int) -> Node:
+        return self.graph.nodes[self.graph.producer[tensor]]
 
     def _take(self, region: int, tensors: Iterable[int], why: str) -> None:
         """Let ``region`` read ``tensors`` (from memory or as free values)."""
@@ -160,7 +175,7 @@ class _Partitioner:
 
     def _matmul(self, i: int, n: Node) -> None:
         out = n.output_ids[0]
-        region = self._new(_Draft("matmul", self.graph.tensors[out].dim, [i]))
+        region = self._new(_Draft("matmul", self.graph.tensors[out].dim, [i], place={out: places.of_anchor(self.graph, n)}))
         self._take(region, n.input_ids, f"matmul '{n.name}' reads it in tiles")
         self._settle(out, region)
 
@@ -182,31 +197,58 @@ class _Partitioner:
         space = self.graph.tensors[x].dim
         if self.fuse and x in self.home and x not in self.forced:
             draft = self.drafts[self.home[x]]
-            joins = _of_all(space, axes) or (self.sums and _of_rows_or_columns(space, axes))
-            if draft.kind == "matmul" and joins and space == draft.space and 0 not in space:
+            joins = of_all(space, axes) or (self.sums and of_lines(space, axes))
+            if draft.kind == "matmul" and joins and equal(draft.place[x], places.whole(draft.space)) and 0 not in space:
                 draft.epilogue_reductions.append(i)
                 draft.stores.append(y)
                 self.stored_by[y] = self.home[x]
                 self.waits[y] = frozenset((self.home[x],))
                 return
-        region = self._sibling(space, axes, x, self.graph.tensors[y].dim) if self.fuse else None
+        why = f"reduction '{n.name}' runs over it in another loop nest"
+        region, again = self._sibling(space, axes, x, why) if self.fuse else (None, False)
         if region is None:
             region = self._new(_Draft("reduction", space, axes=axes))
         draft = self.drafts[region]
         draft.anchors.append(i)
-        self._take(region, (x,), f"reduction '{n.name}' runs over it in another loop nest")
+        if again:
+            draft.before |= self._needs(x)
+        else:
+            self._take(region, (x,), why)
         draft.level[y] = draft.level.get(x, 0) + 1
+        draft.place[y] = places.of_anchor(self.graph, n)
         self._settle(y, region)
 
-    def _sibling(self, space: Dims, axes: tuple[int, ...], x: int, dim: Dims) -> int | None:
-        """A reduction region of the same loop nest that can take one more reduction, of the value ``x``."""
-        for r, d in enumerate(self.drafts):
-            alike = d.kind == "reduction" and d.space == space and d.axes == axes and len(d.anchors) < MAX_ANCHORS
-            if alike and self.home.get(x) == r:
-                return r if dim == self._epilogue_space(r) else None
-            if alike and x not in self.home and self._may_join(r, (x,)):
-                return r
-        return None
+    def _sibling(self, space: Dims, axes: tuple[int, ...], x: int, why: str) -> tuple[int | None, bool]:
+        """A reduction region of the same loop nest that can take one more reduction, of the value ``x``, and whether that is calculated again."""
+        alike = [
+            r for r, d in enumerate(self.drafts) if d.kind == "reduction" and (d.space, d.axes) == (space, axes) and len(d.anchors) < MAX_ANCHORS
+        ]
+        home = self.home.get(x)
+        if home in alike and equal(self.drafts[home].place[x], places.whole(space)):
+            return home, False
+        again = home is not None and self._from_rows(home, x, why)
+        return next((r for r in alike if self._may_join(r, (x,))), None), again
+
+    def _from_rows(self, home: int, x: int, why: str) -> bool:
+        """Whether ``x`` is calculated again outside its home: from results of rows, which are then stored, and few large tensors."""
+        if not self.drafts[home].spreads(x) or not self._is_spare(x):
+            return False
+        stored, free, inside, todo = list[int](), list[int](), set[int](), [x]
+        while todo:
+            t = todo.pop()
+            if self.home.get(t) != home:
+                free.append(t)
+            elif not self.drafts[home].spreads(t) or not self._is_spare(t):
+                stored.append(t)
+            elif t not in inside:
+                inside.add(t)
+                todo.extend(self._made_by(t).input_ids)
+        large = [t for t in {*self._memory_behind(free), *stored} if 2 * self.graph.tensors[t].size > self.graph.tensors[x].size]
+        if len(large) > MAX_READS or len(inside) > MAX_NODES:
+            return False
+        for t in stored:
+            self._materialize(t, why)
+        return True
 
     def _settle(self, out: int, region: int) -> None:
         """``out`` is calculated in ``region``; store it now where that was asked for."""
@@ -222,17 +264,17 @@ class _Partitioner:
 
     def _map(self, i: int, n: Node) -> None:
         out = n.output_ids[0]
-        dim = self.graph.tensors[out].dim
         inside = sorted({self.home[t] for t in n.input_ids if t in self.home}, reverse=True)
-        if self.fuse and n.op == "POINTWISE":
-            for region in inside:
-                others = [t for t in n.input_ids if self.home.get(t) != region]
-                if (self._epilogue_space(region) == dim or self._walks_again(region, dim, n)) and self._may_join(region, others):
-                    self._take(region, others, f"'{n.name}' needs it in the epilogue of another kernel")
-                    level = self.drafts[region].level
-                    level[out] = max((level.get(t, 0) for t in n.input_ids if self.home.get(t) == region), default=0)
-                    self._settle(out, region)
-                    return
+        for region in inside if self.fuse else ():
+            others = [t for t in n.input_ids if self.home.get(t) != region]
+            place = self._place(region, n)
+            if place is not None and self._may_join(region, others):
+                self._take(region, others, f"'{n.name}' needs it in the epilogue of another kernel")
+                draft = self.drafts[region]
+                draft.place[out] = place
+                draft.level[out] = max((draft.level.get(t, 0) for t in n.input_ids if self.home.get(t) == region), default=0)
+                self._settle(out, region)
+                return
         for t in n.input_ids:
             if t in self.home:
                 self._materialize(t, self._why(n, t))
@@ -242,30 +284,21 @@ class _Partitioner:
         if out in self.forced or len(self.cone[out]) > MAX_NODES:
             self._store_alone(out)
 
-    def _walks_again(self, region: int, dim: Dims, n: Node) -> bool:
-        """Whether a node over the whole space can run in one more pass over the rows of a reduction region."""
+    def _place(self, region: int, n: Node) -> Index | None:
+        """Where the result of ``n`` stands in the loop nest of a region, if it can be calculated there. What has an element for each of a row takes
+        one more pass over the rows."""
         draft = self.drafts[region]
-        if draft.kind != "reduction" or dim != draft.space or not _row_by_row(draft.space, draft.axes):
-            return False
-        kept = tuple(1 if a in draft.axes else d for a, d in enumerate(draft.space))
-        return all(self.graph.tensors[t].dim in (kept, draft.space) for t in n.input_ids if self.home.get(t) == region)
+        place = places.of_node(self.graph, n, draft.space, {t: draft.place[t] for t in n.input_ids if self.home.get(t) == region})
+        again = place is not None and draft.kind == "reduction" and places.spreads(place, draft.space, draft.axes)
+        return None if again and not row_by_row(draft.space, draft.axes, self.rows) else place
 
     def _why(self, n: Node, tensor: int) -> str:
-        space = self._epilogue_space(self.home[tensor])
-        if n.op != "POINTWISE":
+        if n.op not in ("POINTWISE", *VIEWS):
             return f"{n.op.lower()} '{n.name}' reads it in another order than its kernel writes it"
-        dim = self.graph.tensors[n.output_ids[0]].dim
-        return (
-            f"'{n.name}' has dims {list(dim)}, its kernel ends with {list(space)}"
-            if dim != space
-            else f"'{n.name}' would make two kernels wait for each other"
-        )
-
-    def _epilogue_space(self, region: int) -> Dims:
-        draft = self.drafts[region]
-        if draft.kind == "pointwise":
-            return draft.space
-        return self.graph.tensors[self.graph.nodes[draft.anchors[0]].output_ids[0]].dim
+        if self._place(self.home[tensor], n) is not None:
+            return f"'{n.name}' would make two kernels wait for each other"
+        dim, space = self.graph.tensors[n.output_ids[0]].dim, self.graph.tensors[tensor].dim
+        return f"'{n.name}' has dims {list(dim)}, its kernel ends with {list(space)}"
 
     def _store_alone(self, out: int) -> None:
         region = self._new(_Draft("pointwise", self.graph.tensors[out].dim, stores=[out], before=set(self.waits[out])))
@@ -293,13 +326,17 @@ class _Partitioner:
         dim = self.graph.tensors[t].dim
         for r, d in enumerate(self.drafts):
             same = d.space == dim
-            fits = same or (d.kind == "pointwise" and 0 not in d.space and _broadcasts(dim, d.space))
+            fits = same or (d.kind == "pointwise" and 0 not in d.space and broadcasts(dim, d.space)) or places.seen_as(dim, d.space) is not None
+            fits = fits or (d.kind == "reduction" and dim == self._result_dim(d))
             if d.kind in ("matmul", "attention") or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
                 continue
             shares = bool(set(self._memory_behind((t,))) & set(self._memory_behind(self._wanted(d))))
             if (shares or (same and d.kind == "pointwise")) and self._may_join(r, (t,)):
                 return r
         return None
+
+    def _result_dim(self, d: _Draft) -> Dims:
+        return self.graph.tensors[self.graph.nodes[d.anchors[0]].output_ids[0]].dim
 
     # -- result ---------------------------------------------------------------------------------------------------------------------------
     def _wanted(self, d: _Draft) -> list[int]:
@@ -336,14 +373,10 @@ class _Partitioner:
         if d.kind != "reduction":
             return ()
         stage = {a: d.level[self.graph.nodes[a].output_ids[0]] - 1 for a in d.anchors}
-        again = any(d.level.get(t, 0) > 0 and self.graph.tensors[t].dim == d.space and not self._is_result(d, t) for t in d.stores)
+        again = any(d.level.get(t, 0) > 0 and d.spreads(t) for t in d.stores)
         if not again and not any(stage.values()):
             return ()
         return tuple(tuple(a for a in d.anchors if stage[a] == s) for s in range(max(stage.values()) + 1))
-
-    def _is_result(self, d: _Draft, t: int) -> bool:
-        """Whether ``t`` has the dims of the results (which can be those of the space, where nothing is reduced)."""
-        return self.graph.tensors[t].dim == self.graph.tensors[self.graph.nodes[d.anchors[0]].output_ids[0]].dim
 
     def _finish(self) -> Partition:
         order = list(graphlib.TopologicalSorter({r: sorted(d.before) for r, d in enumerate(self.drafts)}).static_order())
@@ -357,31 +390,3 @@ class _Partitioner:
             regions.append(Region(kind, d.space, *parts))
         materialized = tuple(t for t in self.stored_by if self.graph.tensors[t].virtual)
         return Partition(tuple(regions), materialized, tuple(dict.fromkeys(self.notes)))
-
-
-def _of_all(space: Dims, axes: tuple[int, ...]) -> bool:
-    return all(a in axes or d == 1 for a, d in enumerate(space))
-
-
-def _of_rows_or_columns(space: Dims, axes: tuple[int, ...]) -> bool:
-    """One of the last two dims is reduced, and of the batch all or nothing; a dim of 1 counts as either."""
-    m, n = len(space) - 2, len(space) - 1
-    batch = {a for a in range(m) if space[a] > 1}
-    over, kept = ({a for a in (m, n) if space[a] == 1 or (a in axes) is reduced} for reduced in (True, False))
-    return any(a in over and b in kept for a, b in ((m, n), (n, m))) and (batch <= set(axes) or not batch & set(axes))
-
-
-def _row_by_row(space: Dims, axes: tuple[int, ...]) -> bool:
-    """Whether rows are short enough to be walked twice and enough of them run side by side."""
-    total, row = math.prod(space), math.prod(space[a] for a in axes)
-    return 0 < row <= ROW and (total // row >= ROWS or total <= SMALL)
-
-
-def of_all(graph: OperationGraph, node: Node) -> bool:
-    """Whether a reduction node reduces all values of its input to one."""
-    return _of_all(graph.tensors[node.input_ids[0]].dim, reduced_axes(graph, node))
-
-
-def _broadcasts(dim: Dims, space: Dims) -> bool:
-    """Whether ``dim`` broadcasts (right-aligned) to ``space`` without being larger anywhere."""
-    return len(dim) <= len(space) and all(d in (1, s) for d, s in zip(reversed(dim), reversed(space), strict=False))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import log
 from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, explain
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes import regions
+from graphdnn.passes import places, regions
 from graphdnn.passes.regions import Partition, Region
 from graphdnn.plans import heuristics
 from graphdnn.plans.heuristics import Candidate, Option
@@ -108,7 +109,8 @@ def create(
 def _surveys(graph: OperationGraph, device: DeviceProps, engines: Sequence[Engine]) -> list[tuple[str, Survey]]:
     """Surveys with their labels: maximal regions, those with sums of a matmul's rows and columns inside, cuts that engines asked for, single ops for
     regions that nobody takes, single ops throughout."""
-    whole = regions.partition(graph)
+    cut = partial(regions.partition, graph, rows=device.cores if device.kind == "cpu" else places.ROWS)
+    whole = cut()
     first = survey(graph, whole, device, engines)
     found = [("", first)]
     seen = {whole.regions}
@@ -118,13 +120,13 @@ def _surveys(graph: OperationGraph, device: DeviceProps, engines: Sequence[Engin
             seen.add(partition.regions)
             found.append((label, survey(graph, partition, device, engines, label)))
 
-    add("sums", regions.partition(graph, sums=True))
-    for cut in first.cuts[:MAX_CUTS]:
-        add(f"cut{cut}", regions.partition(graph, frozenset((cut,))))
+    add("sums", cut(sums=True))
+    for t in first.cuts[:MAX_CUTS]:
+        add(f"cut{t}", cut(frozenset((t,))))
     if not any(s.complete for _, s in found):
         stuck = [r for r, row in zip(whole.regions, first.options, strict=True) if not row]
         stored = frozenset(t for r in stuck for n in r.nodes for t in graph.nodes[n].output_ids)
-        add("split", regions.partition(graph, stored))
+        add("split", cut(stored))
     add("unfused", regions.unfused(graph))
     return found
 

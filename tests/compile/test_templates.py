@@ -80,6 +80,11 @@ def column_sums(g, y):
     return g.relu(y)
 
 
+def heads_apart(g, y):
+    """A stack of matrices with 136 columns as heads of 8, one behind the other."""
+    return g.transpose(g.reshape(y, reshape_mode=graphdnn.reshape_mode.LOGICAL).set_dim([2, 200, 17, 8]), [0, 2, 1, 3])
+
+
 def conv(dtype=F32, kind="fprop", layout="row", stride=1, groups=1):
     def build(g):
         p = 20 // stride
@@ -132,6 +137,8 @@ GRAPHS = {
     "matmul column": matmul(layouts=("column", "column")),
     "matmul bf16 fp8 training": matmul(D.BFLOAT16, D.BFLOAT16, D.FP8_E4M3, epilogue=fp8_training),
     "matmul column sums": matmul(epilogue=column_sums),
+    "matmul heads apart": matmul(epilogue=heads_apart),
+    "matmul bf16 heads apart": matmul(D.BFLOAT16, D.BFLOAT16, D.BFLOAT16, epilogue=heads_apart),
     "matmul prologue": matmul(prologue=lambda g, a: g.relu(g.mul(a, 0.5))),
     "matmul tiny": matmul(mnk=(3, 5, 7)),
     "conv": conv(),

@@ -62,14 +62,85 @@ def test_long_rows_are_calculated_again_instead_of_stored() -> None:
     assert len(p.notes) == 2
 
 
-def test_another_axis_ends_the_walk() -> None:
+def test_another_axis_calculates_again_from_results_of_rows() -> None:
     b = Builder()
     x = b.tensor(4, 8)
     d = b.add(x, b.total(x, 4, 1), 4, 8)
     b.total(d, 1, 8, virtual=False)
     p = partition(b.graph())
     check(b.graph(), p)
-    assert kinds(p) == ["rows", "reduction"] and [b.tensors[t].dim for t in p.materialized] == [(4, 8)]
+    assert kinds(p) == ["reduction", "reduction"] and [b.tensors[t].dim for t in p.materialized] == [(4, 1)]
+
+
+def test_another_axis_reads_what_comes_from_many_tensors() -> None:
+    b = Builder()
+    x, y, z = b.tensor(4, 8), b.tensor(4, 8), b.tensor(4, 8)
+    d = b.add(b.add(b.add(x, b.total(x, 4, 1), 4, 8), y, 4, 8), z, 4, 8)
+    b.total(d, 1, 8, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["rows", "reduction"] and p.materialized == (d,)
+
+
+def view(b: Builder, x: int, *dim: int, virtual: bool = True) -> int:
+    return b.node("RESHAPE", (x,), dim, "X", virtual)
+
+
+def test_reshapes_of_results_and_of_rows_are_free() -> None:
+    """Groups of a row, written out: what follows has other dims than the loops, and joins them."""
+    b = Builder()
+    x, residual, scale = b.tensor(4, 6, 5), b.tensor(4, 6, 5), b.tensor(1, 6, 1)
+    parts = view(b, x, 4, 2, 3, 5)
+    mean = b.total(parts, 4, 2, 1, 1)
+    y = view(b, b.add(parts, mean, 4, 2, 3, 5), 4, 6, 5)
+    b.add(b.add(y, scale, 4, 6, 5), residual, 4, 6, 5, virtual=False)
+    view(b, mean, 4, 2, virtual=False)
+    b.add(x, x, 4, 6, 5, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["rows"] and p.materialized == () and p.regions[0].space == (4, 2, 3, 5)
+
+
+def test_a_matmul_ends_with_heads_apart() -> None:
+    b = Builder()
+    c = b.matmul(b.tensor(2, 8, 4), b.tensor(1, 4, 6), 2, 8, 6)
+    heads = b.node("TRANSPOSE", (view(b, c, 2, 8, 3, 2),), (2, 3, 8, 2), "X", permutation=(0, 2, 1, 3))
+    b.add(heads, b.tensor(1, 3, 1, 2), 2, 3, 8, 2, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["matmul"] and p.materialized == ()
+
+
+def test_a_value_and_its_transpose_do_not_meet_in_one_loop() -> None:
+    b = Builder()
+    c = b.matmul(b.tensor(1, 4, 4), b.tensor(1, 4, 4), 1, 4, 4)
+    turned = b.node("TRANSPOSE", (c,), (1, 4, 4), "X", permutation=(0, 2, 1))
+    b.add(c, turned, 1, 4, 4, virtual=False)
+    b.matmul(turned, b.tensor(1, 4, 4), 1, 4, 4, virtual=False)
+    b.total(turned, 1, 4, 1, virtual=False)
+    p = partition(b.graph(), sums=True)
+    check(b.graph(), p)
+    assert p.materialized == (c,), "one copy, read in both orders"
+    assert kinds(p) == ["matmul", "matmul", "reduction"], "the sum of both is stored where one of them is reduced"
+
+
+def test_a_slice_of_a_result_reads_it_from_memory() -> None:
+    b = Builder()
+    c = b.matmul(b.tensor(1, 4, 4), b.tensor(1, 4, 4), 1, 4, 4)
+    b.node("SLICE", (c,), (1, 2, 4), "X", False, slices=((0, 1), (1, 3), (0, 4)))
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["matmul", "pointwise"] and p.materialized == (c,)
+
+
+def test_what_depends_on_no_result_is_stored_with_results() -> None:
+    b = Builder()
+    x, s = b.tensor(4, 8), b.tensor(4, 1)
+    b.add(b.total(b.add(x, s, 4, 8), 4, 1), s, 4, 1, virtual=False)
+    b.add(s, s, 4, 1, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["reduction"]
 
 
 def test_reductions_of_one_space_and_a_side_output_share_a_kernel() -> None:
