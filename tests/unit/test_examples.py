@@ -67,6 +67,24 @@ def build_seconds(cache: Path) -> tuple[float, bool]:
     return float(seconds), numba == "True"
 
 
+def kernels(graph: str, text: str) -> int:
+    """Kernels of a graph of a block, whose fusion saves at least half of the traffic."""
+    found = re.search(rf"^{graph} +(\d+) kernels \((\d+) with one per operation\), (\S+) MiB of memory traffic \((\S+)\)$", text, re.MULTILINE)
+    assert found, f"no graph {graph} in:\n{text}"
+    assert float(found[3]) < 0.5 * float(found[4])
+    return int(found[1])
+
+
+def test_resnet_bottleneck() -> None:
+    """The example itself compares every gradient with torch."""
+    out = run("06")
+    assert kernels("inference", out) == 3
+    assert kernels("training", out) == 6
+    assert kernels("backward", out) <= 15
+    for name in ("y", "dx", "dw0", "dscale0", "dbias2"):
+        assert number(rf"  {name} +error (\S+) of", out) < 1e-5
+
+
 def test_fp8_training_epilogue() -> None:
     out = run("01")
     assert number(r"kernels +(\d+) ", out) == 1
