@@ -104,7 +104,7 @@ def feeds(case: Case, seed: int = 0) -> dict[str, Any]:
     if case.dropout_mask:
         found |= {"drop": (rng.random(scores) < 0.7) * 1.0, "drop_scale": np.array(1.25), "drop_inv": np.array(0.8)}
     if case.sink:
-        found["sink"] = representable(rng.standard_normal((1, case.h, 1, 1)), D.FLOAT)
+        found["sink"] = representable(rng.standard_normal((1, case.h, 1, 1)), case.compute)
     if case.score_mod == "tensor":
         found["extra"] = representable(rng.standard_normal((case.h, 1, case.s_kv)), D.FLOAT)
     if case.scale == "tensor":
@@ -172,7 +172,7 @@ class Declared:
             names = ("drop", "drop_scale", "drop_inv")[: 3 if backward else 2]
             found["dropout"] = tuple(self.tensor(n) for n in names)
         if case.sink:
-            found["sink_token"] = self.tensor("sink")
+            found["sink_token"] = self.tensor("sink", case.compute)
         if case.score_mod:
             extra = self.tensor("extra") if "extra" in has else None
             found["score_mod"] = lambda g, s: SCORE_MODS[case.score_mod](g, s, extra)
@@ -218,7 +218,7 @@ def backward(case: Case, values: dict[str, Any]) -> Callable[[Any], None]:
         if case.bias:
             more["dBias"] = g.tensor(dim=case.bias, layout="row", data_type=case.dtype, name="dbias")
         if case.sink:
-            more["dSink_token"] = g.tensor(dim=(1, case.h, 1, 1), layout="row", data_type=D.FLOAT, name="dsink")
+            more["dSink_token"] = g.tensor(dim=(1, case.h, 1, 1), layout="row", data_type=case.compute, name="dsink")
         results = g.sdpa_backward(*(has.tensor(n) for n in ("q", "k", "v", "o", "do")), has.tensor("stats", case.compute), **more)
         for t, n in zip(results, "qkv", strict=True):
             has.output(t, f"d{n}", n)

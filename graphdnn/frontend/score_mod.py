@@ -66,7 +66,7 @@ class ScoreTape:
             before = [] if node is None or at in self._known else _tensors(node.inputs.values())
             missing = [x for x in before if x in producers and x not in self._known]
             if missing:
-                todo += missing
+                todo += reversed(missing)
                 continue
             todo.pop()
             if node is not None and at not in self._known:
