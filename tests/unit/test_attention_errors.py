@@ -222,7 +222,7 @@ ROWS = [
     ("packed bias", NS, "ours", used(lambda b: b.padding | {"bias": b.t("bias", (2, 1, 32, 32)).set_ragged_offset(b.t("x", (3, 1, 1, 1), D.INT32))})),
 ]
 ANSWERS = {"left_bound < 0": RE, "sm_version < 80": VE}
-"""Rows marked "ours" whose class is not the page's: no graph has such a device; a negative bound has no more meaning on the left than on the right."""
+"""Rows marked "ours" whose class is not the page's: no graph has such a device; a negative bound has no meaning on either side."""
 
 
 @pytest.mark.parametrize(("row", "page", "mark", "call"), ROWS, ids=[re.sub(r"[^\w<>=%, -]", "", r[0]) for r in ROWS])
