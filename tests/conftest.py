@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 SHARES = {
+    ("test_api_table", "cpu"): 24,
+    ("test_api_table", "cudasim"): 48,
     ("conformance", "cpu"): 5,
     ("conformance", "cudasim"): 16,
     ("cases", "cudasim"): 4,
     ("compile", ""): 2,
     ("sim", ""): 5,
 }
-"""One test in so many of a folder, on a target, is in the default run; the others are marked slow. The choice depends on the test's name alone.
-``pytest -m "not gpu"`` runs all of them."""
+"""One test in so many of a file or folder, on a target, is in the default run; the others are marked slow. The choice depends on the test's name
+alone. ``pytest -m "not gpu"`` runs all of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,8 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parts = Path(item.path).parts
         folder = next((f for f in ("conformance", "cases", "compile", "sim") if f in parts), "")
         target = next((t for t in ("cudasim", "cpu") if t in item.name), "")
-        share = SHARES.get((folder, target)) or SHARES.get((folder, ""), 1)
-        always = "planted_faults" in item.name and "shared" in item.name or "left_out" in item.name
+        share = SHARES.get((Path(item.path).stem, target)) or SHARES.get((folder, target)) or SHARES.get((folder, ""), 1)
+        always = "planted_faults" in item.name and "shared" in item.name or "left_out" in item.name or "every_form" in item.name
         if zlib.crc32(item.name.encode()) % share and not always:
             item.add_marker(pytest.mark.slow)
 
