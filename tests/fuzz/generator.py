@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from graphdnn.ir import layout
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION
+from tests.fuzz.anchors import FAMILIES
 from tests.fuzz.program import Dims, Input, Op, Program
-from tests.fuzz.shapes import USUAL, Limits, Shapes, overlaps
+from tests.fuzz.shapes import USUAL, Limits, Shapes, Value, overlaps
 from tests.helpers import Data
 
 FLOATS = ("FLOAT", "FLOAT", "FLOAT", "HALF", "BFLOAT16", "DOUBLE", "FP8_E4M3", "FP8_E5M2")
@@ -29,17 +30,6 @@ METHODS = {m.method: (m.args, m.params) for row in POINTWISE.values() for m in (
 """Method -> (operands, other keywords)."""
 NUMBERS = {"negative_slope": (0.0, 0.1, -0.5), "lower_clip": (0.0, -0.5, 0.25), "upper_clip": (6.0, 1.0, 0.75), "swish_beta": (0.5, 1.5, -1.0)}
 """Values of keywords; a new keyword in the table needs a line here."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor in the making. ``stride`` None: inherited by a rule that the generator does not model."""
-
-    name: str
-    dim: Dims
-    stride: Dims | None
-    kind: str
-    dtype: str
 
 
 class Generator(Shapes):
@@ -57,14 +47,14 @@ class Generator(Shapes):
         self.compute = self.r.choice((None, None, None, "FLOAT", "DOUBLE"))
 
     # ------------------------------------------------------------------------------------------------------------------------- inputs
-    def buffer(self, dim: Dims, dtype: str | None = None) -> Value:
+    def buffer(self, dim: Dims, dtype: str | None = None, data: Data | None = None) -> Value:
         """A new input tensor."""
         r, name = self.r, f"x{len(self.inputs)}"
         dtype = dtype or r.choice(FLOATS if r.random() < 0.75 else INTS)
         stride = self.strides(dim, repeat=True)
         offset = r.choice((0, 0, 0, 1, 2, 3, 4, 8))
         alignment = r.choice((0, 1)) if offset else r.choice((0, 0, 1, 4))
-        self.inputs.append(Input(name, dim, stride, dtype, "buffer", offset, alignment, data=self.data(dtype)))
+        self.inputs.append(Input(name, dim, stride, dtype, "buffer", offset, alignment, data=data or self.data(dtype)))
         return self.add(Value(name, dim, stride, _kind(dtype), dtype))
 
     def data(self, dtype: str) -> Data:
@@ -82,12 +72,12 @@ class Generator(Shapes):
         r = self.r
         value: float | int = r.choice((0.5, 2.0, -1.5, 0.25, 3, -2, 1))
         mode = r.choice(("number", "by_value", "runtime", "constant"))
-        if mode == "number":
-            return value
+        return value if mode == "number" else self.held(value, mode, rank if mode == "by_value" else 1)
+
+    def held(self, value: float | int, mode: str = "by_value", rank: int = 1) -> str:
+        """A scalar as a tensor."""
         name = f"x{len(self.inputs)}"
-        dtype = "FLOAT" if isinstance(value, float) else "INT32"
-        dim = (1,) * rank if mode == "by_value" else (1,)
-        self.inputs.append(Input(name, dim, dim, dtype, mode, value=value))
+        self.inputs.append(Input(name, (1,) * rank, (1,) * rank, "FLOAT" if isinstance(value, float) else "INT32", mode, value=value))
         return name
 
     # --------------------------------------------------------------------------------------------------------------------------- pool
@@ -242,6 +232,10 @@ class Generator(Shapes):
         m, k = (r.choice((1, 2, 3, 4)) if small else r.choice((1, 5, 16, 17, 33)) for _ in range(2))
         return self.buffer((*batch, m, k))
 
+    def anchor(self) -> None:
+        """An op of one of the families."""
+        FAMILIES[self.r.choice(sorted(FAMILIES))](self)
+
     def movement(self) -> None:
         r = self.r
         getattr(self, "_" + r.choice(("slice", "transpose", "reshape", "concatenate")))(self.pick())
@@ -331,8 +325,8 @@ class Generator(Shapes):
         for _ in range(50):
             if len(self.ops) >= steps:
                 break
-            r.choices((self.pointwise, self.reduction, self.matmul, self.movement), (60, 13, 12, 15))[0]()
-        read = {a for o in self.ops for a in o.args}
+            r.choices((self.pointwise, self.reduction, self.matmul, self.movement, self.anchor), (48, 9, 8, 12, 23))[0]()
+        read = {a for o in self.ops for a in o.reads}
         made = {v.name: v for v in self.pool}
         for i, op in enumerate(self.ops):
             if op.out not in read and not op.output:
@@ -340,7 +334,7 @@ class Generator(Shapes):
                 op, _ = self.storable(replace(op, output=True), value.dim, op.out_stride or value.stride)
                 self.expect.pop(op.out, None) if op.out_dim else None
                 self.ops[i] = replace(op, out_dtype=op.out_dtype or r.choice(FLOATS))
-        used = {a for o in self.ops for a in o.args}
+        used = {a for o in self.ops for a in o.reads}
         inputs = tuple(i for i in self.inputs if i.name in used)
         binding = r.choice(("numpy", "pointer", "torch"))
         return Program(inputs, tuple(self.ops), None, self.intermediate, self.compute, self.seed, binding, self.expect)

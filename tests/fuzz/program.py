@@ -8,6 +8,7 @@ from typing import Any
 
 import graphdnn
 from graphdnn.dtypes import data_type
+from graphdnn.frontend.names import convolution_mode
 from tests.helpers import Data, Outcome, check_graph
 
 Dims = tuple[int, ...]
@@ -31,8 +32,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Op:
-    """One call of a pygraph method. ``args``: names of tensors, or numbers, in the order of the method's operands. ``out_*``: what is set on the
-    result (dtype None, dim None, stride None: left to inference)."""
+    """One call of a pygraph method.
+
+    ``args``: names of tensors, or numbers, in the order of the method's operands; ``tensors``: those given by keyword. ``out_*``: what is set on the
+    result (dtype None, dim None, stride None: left to inference), the first one if there are several; ``extra``: (index, name, whether it is an
+    output) of others."""
 
     method: str
     args: tuple[str | float | int, ...]
@@ -44,6 +48,18 @@ class Op:
     out_stride: Dims | None = None
     out_offset: int = 0
     output: bool = False
+    tensors: dict[str, str] = field(default_factory=dict)
+    extra: tuple[tuple[int, str, bool], ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the tensors that it takes."""
+        return (*(a for a in self.args if isinstance(a, str)), *self.tensors.values())
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of what it makes."""
+        return (self.out, *(name for _, name, _ in self.extra))
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,16 @@ class Program:
         raw = json.loads(text)
         inputs = tuple(Input(**{**i, "dim": tuple(i["dim"]), "stride": tuple(i["stride"]), "data": Data(**i["data"])}) for i in raw.pop("inputs"))
         ops = tuple(
-            Op(**{**o, "args": tuple(o["args"]), "out_dim": _dims(o["out_dim"]), "out_stride": _dims(o["out_stride"])}) for o in raw.pop("ops")
+            Op(
+                **{
+                    **o,
+                    "args": tuple(o["args"]),
+                    "extra": tuple(map(tuple, o["extra"])),
+                    "out_dim": _dims(o["out_dim"]),
+                    "out_stride": _dims(o["out_stride"]),
+                }
+            )
+            for o in raw.pop("ops")
         )
         expect = {k: (tuple(d), tuple(s)) for k, (d, s) in raw.pop("expect").items()}
         return Program(inputs=inputs, ops=ops, expect=expect, **raw)
@@ -111,33 +136,47 @@ def declare(program: Program, graph: Any) -> dict[str, Any]:
         t = graph.tensor(dim=list(i.dim), stride=list(i.stride), data_type=_dtype(i.dtype), is_pass_by_value=i.mode == "by_value", name=i.name)
         tensors[i.name] = t.set_alignment(i.alignment) if i.alignment else t
     for op in program.ops:
-        tensors[op.out] = _call(op, graph, tensors)
+        tensors |= _call(op, graph, tensors)
     return tensors
 
 
-def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> Any:
+ENUMS = {
+    "reshape_mode": graphdnn.reshape_mode,
+    "norm_forward_phase": graphdnn.norm_forward_phase,
+    "convolution_mode": convolution_mode,
+}
+"""Keywords whose values are members of an enum; so is the mode of a reduction."""
+
+
+def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     operands = [tensors[a] if isinstance(a, str) else a for a in op.args]
-    kwargs = dict(op.kwargs)
-    if "mode" in kwargs:
+    kwargs = {k: ENUMS[k][v] if k in ENUMS else v for k, v in op.kwargs.items()} | {k: tensors[name] for k, name in op.tensors.items()}
+    if op.method == "reduction":
         kwargs["mode"] = graphdnn.reduction_mode[kwargs["mode"]]
-    if "reshape_mode" in kwargs:
-        kwargs["reshape_mode"] = graphdnn.reshape_mode[kwargs["reshape_mode"]]
     if "slices" in kwargs:
         kwargs["slices"] = [slice(*s) for s in kwargs["slices"]]
     if op.compute is not None:
         kwargs["compute_data_type"] = data_type[op.compute]
     method = getattr(graph, op.method)
-    result = method(operands, **kwargs) if op.method == "concatenate" else method(*operands, **kwargs)
-    result.set_name(op.out)
+    made = method(operands, **kwargs) if op.method == "concatenate" else method(*operands, **kwargs)
+    results = list(made) if isinstance(made, list | tuple) else [made]
+    first = results[0].set_name(op.out)
     if op.out_dtype is not None:
-        result.set_data_type(data_type[op.out_dtype])
+        first.set_data_type(data_type[op.out_dtype])
     if op.out_dim is not None:
-        result.set_dim(list(op.out_dim))
+        first.set_dim(list(op.out_dim))
     if op.out_stride is not None:
-        result.set_stride(list(op.out_stride))
+        first.set_stride(list(op.out_stride))
     if op.output:
-        result.set_output(True)
-    return result
+        first.set_output(True)
+    return {op.out: first} | {name: _extra(results[i], name, output) for i, name, output in op.extra}
+
+
+def _extra(result: Any, name: str, output: bool) -> Any:
+    """A further result; an output is FLOAT unless the op says otherwise."""
+    if output and result.get_data_type() is data_type.NOT_SET:
+        result.set_data_type(data_type.FLOAT)
+    return result.set_name(name).set_output(output)
 
 
 def check(program: Program, device: str, **options: Any) -> Outcome:
@@ -172,8 +211,9 @@ def script(program: Program, device: str, problem: str) -> str:
     for o in program.ops:
         settings = {"dtype": o.out_dtype, "dim": o.out_dim, "stride": o.out_stride, "compute": o.compute}
         said = ", ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
-        options = "".join(f", {k}={v}" for k, v in o.kwargs.items())
-        lines.append(f"  {o.out} = {o.method}({', '.join(map(str, o.args))}{options})  {'OUTPUT ' if o.output else ''}{said}")
+        options = "".join(f", {k}={v}" for k, v in (o.tensors | o.kwargs).items())
+        made = ", ".join((o.out, *(f"[{i}] {name}{' OUTPUT' * output}" for i, name, output in o.extra)))
+        lines.append(f"  {made} = {o.method}({', '.join(map(str, o.args))}{options})  {'OUTPUT ' if o.output else ''}{said}")
     lines += [
         '"""',
         "from tests.fuzz.program import Program, check",

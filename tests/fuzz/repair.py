@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +51,15 @@ def first_bad(program: Program) -> tuple[Op, tuple[int, ...]] | None:
     results = reference.run_with_error(g._opgraph, setup.feeds())
     ids = {t.name: i for i, t in enumerate(g._opgraph.tensors)}
     for op in program.ops:
-        i = ids.get(op.out)
-        if i is None:
-            continue
-        value, bound = results[i]
-        odd = 0 if value.dtype.kind == "i" else np.count_nonzero(~np.isfinite(value))
-        if odd > ODD_SHARE * value.size or np.count_nonzero(np.isinf(bound)) > LOOSE_SHARE * value.size:
+        if any(_odd(*results[ids[name]]) for name in op.results if name in ids and ids[name] in results):
             return op, tuple(tensors[op.out].get_dim())
     return None
+
+
+def _odd(value: Any, bound: Any) -> bool:
+    """Whether too much of a tensor is not finite, or without a bound."""
+    odd = 0 if value.dtype.kind == "i" else np.count_nonzero(~np.isfinite(value))
+    return bool(odd > ODD_SHARE * value.size or np.count_nonzero(np.isinf(bound)) > LOOSE_SHARE * value.size)
 
 
 def repaired(program: Program, op: Op, dim: tuple[int, ...]) -> Program:
@@ -67,11 +69,28 @@ def repaired(program: Program, op: Op, dim: tuple[int, ...]) -> Program:
     if op.method == "reduction" and op.kwargs["mode"] != "MAX":
         return _with(program, op, replace(op, kwargs=op.kwargs | {"mode": "MAX"}))
     cut = Input(op.out, dim, packed(dim), op.out_dtype or "FLOAT")
-    rest = tuple(o for o in program.ops if o.out != op.out)
+    lost, rest = {name for _, name, _ in op.extra}, []
+    for o in program.ops:
+        if o is op or lost & {*o.reads}:  # what reads another result of the op goes with it
+            lost |= set(o.results) - {op.out}
+        else:
+            rest.append(o)
     if not any(o.output for o in rest):
-        rest = (Op("identity", (op.out,), "only", out_dtype="FLOAT", output=True),)
-    read = {a for o in rest for a in o.args}
-    return replace(program, inputs=tuple(i for i in (*program.inputs, cut) if i.name in read), ops=rest).without_expectations()
+        rest.append(Op("identity", (op.out,), "only", out_dtype="FLOAT", output=True))
+    rest = _kept(rest)
+    read = {a for o in rest for a in o.reads}
+    return replace(program, inputs=tuple(i for i in (*program.inputs, cut) if i.name in read), ops=tuple(rest)).without_expectations()
+
+
+def _kept(ops: list[Op]) -> list[Op]:
+    """Ops that an output depends on."""
+    wanted: set[str] = set()
+    kept = []
+    for o in reversed(ops):
+        if o.output or any(output for _, _, output in o.extra) or wanted & set(o.results):
+            kept.append(o)
+            wanted.update(o.reads)
+    return kept[::-1]
 
 
 def _with(program: Program, old: Op, new: Op) -> Program:

@@ -14,10 +14,12 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from graphdnn.errors import ExecutionError, GraphError
+from tests.fuzz.anchors import families
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
@@ -32,15 +34,21 @@ PATIENCE = 300.0
 
 @dataclass
 class Result:
-    """Of one seed. ``problem`` is empty if all is well."""
+    """Of one seed. ``problem`` is empty if all is well, else ``kind`` is "wrong" (numbers, damage, inference), "refused" (an error of graphdnn before
+    it ran) or "crashed" (any other error, the process gone or hung). ``families``: how many ops of each the graph has."""
 
     seed: int
     problem: str = ""
+    kind: str = ""
     detail: str = ""
     ops: int = 0
     elements: int = 0
     excluded: int = 0
     seconds: float = 0.0
+    families: dict[str, int] = field(default_factory=dict)
+
+
+KINDS = ("wrong", "refused", "crashed")
 
 
 def limits_for(device: str) -> Limits:
@@ -55,13 +63,21 @@ def run_seed(seed: int, device: str) -> Result:
     try:
         program = tame(seed, limits_for(device))
         result.ops = len(program.ops)
+        result.families = dict(Counter(families(program.ops)))
         outcome = check(program, device)
         result.elements, result.excluded = outcome.elements, outcome.excluded
     except Exception as error:
-        result.problem = signature(error)
+        result.problem, result.kind = signature(error), kind_of(error)
         result.detail = "".join(traceback.format_exception(error)[-6:])
     result.seconds = time.perf_counter() - started
     return result
+
+
+def kind_of(error: BaseException) -> str:
+    """One of KINDS."""
+    if isinstance(error, AssertionError):
+        return "wrong"
+    return "refused" if isinstance(error, GraphError) and not isinstance(error, ExecutionError) else "crashed"
 
 
 def signature(error: BaseException) -> str:
@@ -119,19 +135,24 @@ def _batch(device: str, seeds: list[int]) -> tuple[list[Result], Result | None]:
         code = process.wait()
     if len(done) == len(seeds):
         return done, None
-    return done, Result(current, problem=f"the process ended with status {code}")
+    return done, Result(current, problem=f"the process ended with status {code}", kind="crashed")
 
 
 def report(results: list[Result], device: str, out: Path | None, *, shrinking: bool = True) -> int:
     """Print the table; write a script per kind of failure. The number of failed seeds."""
     failed = [r for r in results if r.problem]
     elements, excluded = sum(r.elements for r in results), sum(r.excluded for r in results)
-    print(f"{'device':<10} {'graphs':>7} {'ops':>7} {'elements':>10} {'not compared':>13} {'failed':>7} {'seconds':>8}")
+    kinds = Counter(r.kind for r in failed)
+    heads = "".join(f" {k:>7}" for k in KINDS)
+    print(f"{'device':<10} {'graphs':>7} {'ops':>7} {'elements':>10} {'not compared':>13}{heads} {'seconds':>8}")
     share = f"{excluded / max(elements, 1):.3%}"
     ops, seconds = sum(r.ops for r in results), sum(r.seconds for r in results)
-    print(f"{device:<10} {len(results):>7} {ops:>7} {elements:>10} {share:>13} {len(failed):>7} {seconds:>8.1f}")
-    kinds = Counter(r.problem for r in failed)
-    for problem, count in kinds.most_common():
+    counts = "".join(f" {kinds[k]:>7}" for k in KINDS)
+    print(f"{device:<10} {len(results):>7} {ops:>7} {elements:>10} {share:>13}{counts} {seconds:>8.1f}")
+    drawn = sum((Counter(r.families) for r in results), Counter())
+    print("ops by family: " + ", ".join(f"{name} {count}" for name, count in sorted(drawn.items())))
+    problems = Counter(r.problem for r in failed)
+    for problem, count in problems.most_common():
         seeds = [r.seed for r in failed if r.problem == problem]
         print(f"\n{count} x {problem}\n    seeds {seeds[:12]}{' ...' if count > 12 else ''}")
         first = next(r for r in failed if r.problem == problem)

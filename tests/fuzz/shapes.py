@@ -28,6 +28,17 @@ SMALL = Limits(elements=120, work=1500, ops=6, rank=5, long=False)
 """For the simulator, which runs a Python thread per CUDA thread."""
 
 
+@dataclass(frozen=True)
+class Value:
+    """A tensor in the making. ``stride`` None: inherited by a rule that the generator does not model. ``kind``: "f" or "i"."""
+
+    name: str
+    dim: Dims
+    stride: Dims | None
+    kind: str
+    dtype: str
+
+
 def overlaps(dim: Dims, stride: Dims) -> bool:
     """Whether two logical elements share a place."""
     at = positions(dim, stride).reshape(-1)

@@ -43,11 +43,15 @@ def candidates(program: Program) -> Iterator[Program]:
 
 def _without_an_output(program: Program) -> Iterator[Program]:
     outputs = [o for o in program.ops if o.output]
+    for op in program.ops:
+        read = {a for o in program.ops for a in o.reads}
+        if any(name not in read for _, name, _ in op.extra):
+            yield _live(_with_op(program, op.out, extra=tuple(e for e in op.extra if e[1] in read)))
     for op in reversed(outputs):
         if len(outputs) > 1:
             yield _live(_with_op(program, op.out, output=False))
     for op in reversed(program.ops):
-        feeders = [o for o in program.ops if o.out in op.args]
+        feeders = [o for o in program.ops if o.out in op.reads]
         if op.output and len(outputs) == 1:
             for feeder in feeders:
                 if feeder.out_dim is not None and feeder.out_stride is not None:
@@ -59,9 +63,9 @@ def _live(program: Program) -> Program:
     wanted: set[str] = set()
     ops = []
     for op in reversed(program.ops):
-        if op.output or op.out in wanted:
+        if op.output or any(output for _, _, output in op.extra) or wanted & set(op.results):
             ops.append(op)
-            wanted.update(a for a in op.args if isinstance(a, str))
+            wanted.update(op.reads)
     return replace(program, ops=tuple(ops[::-1]), inputs=tuple(i for i in program.inputs if i.name in wanted))
 
 

@@ -90,6 +90,6 @@ def _reaches(program: Program, start: str, goal: str) -> bool:
     """Whether the tensor ``goal`` depends on ``start``."""
     found = {start}
     for op in program.ops:
-        if found & set(op.args):
+        if found & set(op.reads):
             found.add(op.out)
     return goal in found
