@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import graphdnn
@@ -76,7 +77,7 @@ class Case:
 
 
 Form = dict[str, Any]
-"""Arguments of one call by name; those that are not there are left out."""
+"""Arguments of one call by name; those that are not there are left out. A ``partial`` is called for each call: for tensors that the op writes to."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Row:
     """``forms(case)``: pairs of a method and the arguments of one call of it, with the tensors declared on the case's graph.
 
     ``finish(case, method, arguments, results)``: sets on the results what the API cannot infer (dims, say). ``wide(method, i)``: whether result ``i``
-    has the type of parameters. ``types``: every data type it takes. ``may_exclude``: as in ``check_graph``."""
+    has the type of parameters. ``types``: every data type it takes. ``may_exclude``: as in ``check_graph``.
+    ``needs``: the engine without which it does not run."""
 
     name: str
     forms: Callable[[Case], Iterator[tuple[str, Form]]]
@@ -92,6 +94,7 @@ class Row:
     finish: Callable[[Case, str, Form, list[Any]], None] | None = None
     wide: Callable[[str, int], bool] = lambda method, i: False
     may_exclude: float = 0.05
+    needs: str = ""
 
     def declare(self, case: Case, calls: Calls | None = None) -> None:
         """All forms of all methods on the case's graph, the first of each signature by keyword and by position, with every result an output."""
@@ -99,11 +102,12 @@ class Row:
         for number, (method, form) in enumerate(self.forms(case)):
             signature = method, fitting(method, form)[0]
             for how in ("keyword",) if signature in seen else ("keyword", "position"):
-                made = invoke(case.graph, method, form, how)
+                given = {k: v() if isinstance(v, partial) else v for k, v in form.items()}
+                made = invoke(case.graph, method, given, how)
                 results = list(made) if isinstance(made, list | tuple) else [made]
                 self._deliver(case, f"{method} {number} by {how}", method, form, results)
                 if calls is not None:
-                    calls.note(method, form, how)
+                    calls.note(method, given, how)
             seen.append(signature)
 
     def _deliver(self, case: Case, name: str, method: str, form: Form, results: list[Any]) -> None:
@@ -163,10 +167,12 @@ class Calls:
                 found |= {(p.name, how), (p.name, kind_of(form[p.name]))}
 
     def missing(self, method: str) -> list[str]:
-        """What no row does with ``method``: arguments by keyword and by position, optional ones left out, every member of an enum."""
+        """What no row does with ``method``: arguments by keyword and by position (of many, those that are required), optional ones left out, every
+        member of an enum."""
         found, wanted = self.seen.get(method, set()), set()
+        few = all(len(s.parameters) <= FEW for s in signatures(method))
         for p in (p for s in signatures(method) for p in parameters(s)):
-            wanted |= {(p.name, "keyword"), (p.name, "position")}
+            wanted |= {(p.name, "keyword")} | ({(p.name, "position")} if p.default is p.empty or few else set())
             if p.default is not p.empty and p.name not in REQUIRED.get(method, ()):
                 wanted.add((p.name, "left out"))
             kinds = {e for e in ENUMS if type(p.default) is e or p.annotation in (e, e.__name__)}
@@ -177,9 +183,12 @@ class Calls:
         return sorted(f"{name}: {what}" for name, what in wanted - found)
 
 
+FEW = 11
+"""Parameters of a method, self among them, that can all be given in one call."""
 _LISTS = ("padding", "pre_padding", "post_padding", "stride", "dilation")
 REQUIRED = {
     "rmsnorm": ("epsilon",),
+    "sdpa_mxfp8": ("generate_stats",),
     "adalayernorm": ("epsilon",),
     "instancenorm_backward": ("inv_variance",),
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), _LISTS),
