@@ -80,7 +80,7 @@ def test_resnet_bottleneck() -> None:
     out = run("06")
     assert kernels("inference", out) == 3
     assert kernels("training", out) == 6
-    assert kernels("backward", out) <= 15
+    assert kernels("backward", out) <= 9
     for name in ("y", "dx", "dw0", "dscale0", "dbias2"):
         assert number(rf"  {name} +error (\S+) of", out) < 1e-5
 
