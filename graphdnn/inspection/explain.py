@@ -126,7 +126,7 @@ def _lists(value: Any) -> Any:
 
 
 def _row(r: RegionReport) -> tuple[str, ...]:
-    names = textwrap.shorten(" ".join(n or "?" for n in r.nodes), 70, placeholder=" ...")
+    names = textwrap.shorten(" ".join(r.nodes), 70, placeholder=" ...")
     return r.name, f"{r.engine} (eng{r.engine_id})", size(r.bytes_read + r.bytes_written), count(r.flops), seconds(r.seconds), names
 
 

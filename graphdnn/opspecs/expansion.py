@@ -26,6 +26,7 @@ class Expansion:
         self.node = node
         self.compute = compute
         self.nodes: list[NodeDecl] = []
+        self.label = node.name or node.op.lower()
 
     def input(self, port: str) -> TensorDecl:
         """The tensor at an input port."""
@@ -132,9 +133,9 @@ class Expansion:
         port, out = target
         if out is None:
             out = TensorDecl(dim=dim, stride=layout.packed(dim), dtype=dtype or self.compute, virtual=True)
-            out.name = f"{self.node.name}.{len(self.nodes)}"
+            out.name = f"{self.label}.{len(self.nodes)}"
         assert _written(out) == tuple(dim), f"{op} in the expansion of {self.node.op} '{self.node.name}' gives {dim}, its output has {out.dim}"
-        self.nodes.append(NodeDecl(op, f"{self.node.name}.{len(self.nodes)}", inputs, {port: out}, attrs, self.compute))
+        self.nodes.append(NodeDecl(op, f"{self.label}.{len(self.nodes)}", inputs, {port: out}, attrs, self.compute))
         return out
 
 

@@ -94,7 +94,8 @@ def _freeze(t: TensorDecl) -> Tensor:
 
 def _freeze_node(n: NodeDecl, ids: dict[TensorDecl, int]) -> Node:
     attrs = tuple(sorted((k, _tuples(v)) for k, v in n.attrs.items() if v is not None))
-    return Node(n.op, n.name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, carrier(n))
+    name = n.name or n.op.lower()  # what reports and errors call it
+    return Node(n.op, name, tuple((p, ids[t]) for p, t in n.inputs.items()), tuple((p, ids[t]) for p, t in n.outputs.items()), attrs, carrier(n))
 
 
 def _tuples(value: object) -> object:
