@@ -214,7 +214,7 @@ class pygraph(
         assert self._opgraph is not None, "called when it has been built"
         for t in (self._opgraph.tensors[i] for i in self._opgraph.inputs):
             moving = [(d, s) for d, s in zip(t.dim, t.stride, strict=True) if s != 0]
-            if overlaps([d for d, _ in moving], [s for _, s in moving]):
+            if not t.ragged and overlaps([d for d, _ in moving], [s for _, s in moving]):
                 log.warning(f"input '{t.name}' overlaps itself; intended? dims {list(t.dim)}, strides {list(t.stride)}")
 
     def build(self, modes: Any = None) -> None:

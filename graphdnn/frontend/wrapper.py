@@ -178,8 +178,9 @@ class Graph:
     def _ends(self) -> tuple[list[Tensor], list[Tensor]]:
         """Non-virtual inputs that a caller must give, and non-virtual outputs."""
         nodes: list[NodeDecl] = self._get()._nodes
-        written = {t for n in nodes for t in n.outputs.values()}
+        written = dict.fromkeys(t for n in nodes for t in n.outputs.values())
         read = dict.fromkeys(t for n in nodes for t in n.inputs.values())
+        read |= dict.fromkeys(t.ragged_offset for t in (*read, *written) if t.ragged_offset is not None)
         inputs = [t for t in read if t not in written and isinstance(t, Tensor) and t.value is None]
         outputs = [t for n in nodes for t in n.outputs.values() if not t.virtual and isinstance(t, Tensor)]
         return inputs, outputs

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphdnn import reference
 from graphdnn.dtypes import data_type, info
+from graphdnn.errors import NotSupportedError, explain
 from graphdnn.ir.tensor import Tensor
 from graphdnn.plans.assemble import bytes_below, tensor_bytes
 from graphdnn.plans.plan import ExecutionPlan
@@ -62,8 +63,13 @@ def random_values(rng: np.random.Generator, tensor: Tensor) -> Array:
 
 
 def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[str], None] = lambda line: None) -> Checked:
-    """Execute ``plan`` (built, on a device that is present) once and then ``repeat`` times. Raises what execute raises."""
+    """Execute ``plan`` (built, on a device that is present) once and then ``repeat`` times. Raises what execute raises,
+    and NotSupportedError for packed tensors, whose offsets cannot be random."""
     graph, rng = plan.graph, np.random.default_rng(seed)
+    packed = next((t.name for t in graph.tensors if t.ragged), None)
+    if packed is not None:
+        rule = "a plan with packed tensors cannot be checked on random inputs"
+        raise NotSupportedError(explain(rule, tensor=packed, expected="tensors without ragged offsets", found="a ragged offset"))
     feeds: dict[int, Any] = {}
     for t in graph.inputs:
         tensor = graph.tensors[t]

@@ -81,7 +81,7 @@ class Problem:
         size = sizes({p: a.shape for p, a in inputs.items()}, attrs)
         padded = bool(attrs.get("padding_mask"))
         lengths = [
-            np.asarray(inputs[port], np.int64).reshape(-1) if padded and port in inputs else np.full(size.b, most)
+            np.asarray(inputs[port], np.int64).reshape(-1).clip(0, most) if padded and port in inputs else np.full(size.b, most)
             for port, most in (("SEQ_LEN_Q", size.s_q), ("SEQ_LEN_KV", size.s_kv))
         ]
         of_q, of_kv = (n.reshape(-1, 1, 1, 1) for n in lengths)
