@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from graphdnn import data_type as D
-from tests.attention_cases import SCORE_MODS, Case, feeds, run_backward, run_forward, with_results
+from tests.attention_cases import SCORE_MODS, Case, feeds, need, random_case, run_backward, run_forward, with_results
+from tests.helpers import check_graph
 
 NONE, TL, BR = (None, None, False), (None, 0, False), (None, 0, True)
 SMALL = {
@@ -92,6 +93,20 @@ def test_large_sizes_backward(device, name):
     run_backward(LARGE[name], device)
 
 
+LENGTHS = (1, 2, 31, 33, 63, 64, 65, 97, 127, 129, 192)
+
+
+@pytest.mark.parametrize("s_q", LENGTHS)
+@pytest.mark.parametrize("bottom", [False, True])
+@pytest.mark.parametrize("run", [run_forward, run_backward])
+def test_lengths(device, s_q, bottom, run):
+    """Every length as that of Q, with another one for K and V."""
+    s_kv = LENGTHS[(LENGTHS.index(s_q) * 3 + 4 + bottom) % len(LENGTHS)]
+    case = Case(s_q, s_kv, 8, d_v=12, b=1, window=(None, 0, bottom))
+    skip_large(device, case)
+    run(case, device)
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(device, name):
     run_forward(MASKS[name], device)
@@ -164,6 +179,55 @@ def test_block_mask(device, case):
 
 def test_inference_has_no_statistics(device):
     run_forward(Case(statistics=False, window=TL), device)
+
+
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("run", [run_forward, run_backward])
+def test_random_combinations(device, seed, run):
+    """Sizes, masks, types and layouts drawn at random."""
+    run(random_case(seed), device)
+
+
+def test_every_plan(device):
+    run_forward(Case(40, 50, 24, h=4, h_k=2, window=TL), device, every_plan=True)
+    run_backward(Case(40, 50, 24, h=4, h_k=2, window=TL), device, every_plan=True)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- in a larger graph
+def test_ops_around_it(device):
+    """Views and pointwise ops in front, a gate and a residual behind; batch and rows of the input are swapped, heads lie inside of a row."""
+    need("attention_fwd")
+
+    def build(g):
+        rows, b, h, d = 21, 2, 3, 8
+        x = g.tensor(dim=(rows, b, h, 3 * d), layout="row", name="x")
+        scale, gate = g.tensor(dim=(1, h, 1, 1), layout="row", name="scale"), g.tensor(dim=(b, h, rows, d), layout="row", name="gate")
+        q, k, v = (g.transpose(g.slice(x, [slice(None)] * 3 + [slice(i * d, (i + 1) * d)]), [1, 2, 0, 3]) for i in range(3))
+        o, _ = g.sdpa(g.mul(q, scale), g.tanh(k), v, attn_scale=0.3, use_causal_mask=True, generate_stats=False)
+        o.set_dim((b, h, rows, d)).set_stride((h * rows * d, d, h * d, 1))
+        g.add(g.mul(o, g.sigmoid(gate)), gate).set_output(True).set_name("y")
+
+    arguments = {"io_data_type": D.FLOAT, "intermediate_data_type": D.FLOAT, "compute_data_type": D.FLOAT}
+    check_graph(build, device, graph=arguments)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_forward_and_backward_in_one_graph(device, stored):
+    """O and Stats go from one to the other, as outputs or inside of the graph."""
+    need("attention_fwd")
+    need("attention_bwd")
+
+    def build(g):
+        dims = {"q": (2, 2, 19, 8), "k": (2, 1, 23, 8), "v": (2, 1, 23, 8), "do": (2, 2, 19, 8)}
+        q, k, v, do = (g.tensor(dim=d, layout="row", name=n) for n, d in dims.items())
+        o, stats = g.sdpa(q, k, v, attn_scale=0.3, use_causal_mask=True, generate_stats=True)
+        o.set_dim(dims["q"]).set_stride((304, 152, 8, 1)).set_name("o").set_output(stored)
+        stats.set_name("stats").set_output(stored)
+        for t, n in zip(g.sdpa_backward(q, k, v, o, do, stats, attn_scale=0.3, use_causal_mask=True), "qkv", strict=True):
+            t.set_dim(dims[n]).set_stride((dims[n][1] * dims[n][2] * 8, dims[n][2] * 8, 8, 1)).set_name(f"d{n}").set_output(True)
+
+    arguments = {"io_data_type": D.FLOAT, "intermediate_data_type": D.FLOAT, "compute_data_type": D.FLOAT}
+    check_graph(build, device, graph=arguments)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- what must not leak
