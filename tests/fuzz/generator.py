@@ -325,7 +325,7 @@ class Generator(Shapes):
         for _ in range(50):
             if len(self.ops) >= steps:
                 break
-            r.choices((self.pointwise, self.reduction, self.matmul, self.movement, self.anchor), (48, 9, 8, 12, 23))[0]()
+            r.choices((self.pointwise, self.reduction, self.matmul, self.movement, self.anchor), (42, 12, 12, 11, 23))[0]()
         read = {a for o in self.ops for a in o.reads}
         made = {v.name: v for v in self.pool}
         for i, op in enumerate(self.ops):

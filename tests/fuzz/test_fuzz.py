@@ -64,9 +64,10 @@ def test_a_script_runs(capsys):
 
 
 def test_the_programs_are_varied():
-    """Over 400 seeds: every pointwise method, every reduction mode, each movement op, every dtype, every kind of layout."""
+    """Over 400 seeds: every pointwise method, every reduction mode, each movement op, every family, every dtype, every kind of layout."""
     from graphdnn.opspecs.pointwise import POINTWISE
     from graphdnn.opspecs.reduction import REDUCTION
+    from tests.fuzz.anchors import FAMILIES, families
     from tests.fuzz.generator import FLOATS, INTS, generate
 
     programs = [generate(seed) for seed in range(400)]
@@ -82,6 +83,8 @@ def test_the_programs_are_varied():
     assert {"buffer", "by_value", "runtime", "constant"} == {i.mode for i in inputs}
     assert any(i.offset for i in inputs) and any(o.out_offset for o in ops)
     assert sum(sum(o.output for o in p.ops) > 1 for p in programs) > 100
+    drawn = [f for p in programs for f in families(p.ops)]
+    assert all(drawn.count(f) >= 30 for f in FAMILIES)
     chains = [p for p in programs for m in p.ops if m.method == "matmul" for r in p.ops if r.method == "reduction" and _reaches(p, m.out, r.out)]
     assert len(chains) >= 10, "matmul and then a reduction of what it gives"
 
