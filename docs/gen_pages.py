@@ -89,6 +89,7 @@ CONVOLUTION = ("conv_fprop", "conv_dgrad", "conv_wgrad")
 RESAMPLING = ("resample", "resample_backward")
 SOFTMAX = ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward", "logsumexp_backward")
 
+GROUPED = ("moe_grouped_matmul", "moe_grouped_matmul_bwd")
 RANDOM = ("rng",)
 ATTENTION = ("sdpa", "sdpa_backward", "sdpa_fp8", "sdpa_fp8_backward", "sdpa_mxfp8", "sdpa_mxfp8_backward")
 BLOCK_SCALING = ("block_scale_quantize", "block_scale_dequantize")
@@ -161,6 +162,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "resampling": lambda: methods(RESAMPLING),
     "normalization": lambda: methods(NORMALIZATION),
     "softmax": lambda: methods(SOFTMAX),
+    "grouped": lambda: methods(GROUPED),
     "random": lambda: methods(RANDOM),
     "attention": lambda: methods(ATTENTION),
     "block scaling": lambda: methods(BLOCK_SCALING),

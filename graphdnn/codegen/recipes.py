@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Launch, Matrix, Memset, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Listing, Matrix, Memset, Recipe, Step, TensorMap
 
 
 def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int], int] = lambda number: number) -> Step:
@@ -26,7 +26,14 @@ def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int
         return replace(step, buffer=buffer(step.buffer))
     if isinstance(step, Launch):
         return launch(step)
+
+    def listing(x: Listing) -> Listing:
+        return replace(x, buffer=buffer(x.buffer))
+
     pack_a, pack_b = (x and launch(x) for x in (step.pack_a, step.pack_b))
+    if isinstance(step, Groups):
+        places = tuple(replace(p, index=listing(p.index), extra=p.extra and listing(p.extra)) for p in step.places)
+        step = replace(step, starts=listing(step.starts), places=places)
     return replace(step, a=matrix(step.a), b=matrix(step.b), panel=matrix(step.panel), epilogue=launch(step.epilogue), pack_a=pack_a, pack_b=pack_b)
 
 

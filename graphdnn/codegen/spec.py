@@ -182,7 +182,53 @@ class Panels:
     pack_b: Launch | None = None
 
 
-Step = Memset | Launch | Panels
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """``count`` integers in memory, ``stride`` elements from one to the next; ``name``: of the tensor, for error messages."""
+
+    buffer: Buffer
+    dtype: data_type
+    count: int
+    stride: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows that a kernel addresses: entry i is ``index``[i] * ``factor`` + ``extra``[i], which must be in 0 .. ``limit`` - 1, and, if ``distinct``,
+    no entry twice."""
+
+    index: Listing
+    factor: int
+    extra: Listing | None
+    limit: int
+    distinct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """CPU only: products over groups of rows, whose bounds are read when it runs: group g has rows ``starts``[g] up to ``starts``[g + 1], the last
+    one up to ``total``. ExecutionError where they decrease or leave 0 .. ``total``, or where ``places`` are not what they must be.
+
+    Not ``inner``: C[rows of g] = A[rows of g] @ B[g], 0 for rows before the first start; A is (1, total, K), items are rows. ``inner``: C[g] =
+    A[:, rows of g] @ B[rows of g]; A is (1, M, total), B (1, total, N), items are rows of the stack C, g * M + m. ``panel``, ``rows``, ``epilogue``
+    and the packs are as in :class:`Panels`, but with ``inner`` A too is packed at once, before.
+    """
+
+    starts: Listing
+    total: int
+    inner: bool
+    places: tuple[Places, ...]
+    a: Matrix
+    b: Matrix
+    panel: Matrix
+    rows: int
+    epilogue: Launch
+    pack_a: Launch | None = None
+    pack_b: Launch | None = None
+
+
+Step = Memset | Launch | Panels | Groups
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ conv_gemm.py     5  portable convolution, lowered like matmul_simt
 conv_direct.py   6  convolution on a CPU, without a matrix
 attention_parts.py   sizes and addresses of an attention node; attention_score.py prints what happens to a score
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
+moe_grouped.py   11 matmul of rows grouped by expert; moe_parts.py takes a region apart, moe_cpu.py and moe_cuda.py lower it
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from graphdnn.engines.conv_direct import ConvDirect
 from graphdnn.engines.conv_gemm import ConvImplicitGemm
 from graphdnn.engines.matmul_simt import MatmulSimt
 from graphdnn.engines.matmul_wgmma import MatmulWgmma
+from graphdnn.engines.moe_grouped import MoeGrouped
 from graphdnn.engines.pointwise import Pointwise
 from graphdnn.engines.reduction import Reduction
 from graphdnn.engines.rows import Rows
 
-ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt(), ConvDirect(), ConvImplicitGemm())
+ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt(), ConvDirect(), ConvImplicitGemm(), MoeGrouped())
 
 assert len({e.id for e in ENGINES}) == len({e.name for e in ENGINES}) == len(ENGINES), "two engines with one id or name"

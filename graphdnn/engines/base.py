@@ -16,11 +16,9 @@ from graphdnn.device import DeviceProps
 from graphdnn.dtypes import data_type, info
 from graphdnn.engines import subbyte
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.opspecs import registry
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
-
-_WORK = {"POINTWISE": 1, "RNG": 60}
-"""Operations an element: those of one op, of the rounds of Philox."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
 
 
 def flops(graph: OperationGraph, region: Region) -> int:
-    """Arithmetic operations: 2 m n k for a contraction, one an element for a reduction, :data:`_WORK` an element for the others."""
+    """Arithmetic operations: 2 m n k for a contraction, what its spec says for a few ops, one an element for the others."""
     total = 0
     for i in region.nodes:
         node = graph.nodes[i]
@@ -150,8 +148,11 @@ def flops(graph: OperationGraph, region: Region) -> int:
             total += 2 * sum(math.prod(form.sizes) for form in contractions(node, graph))
         elif node.op == "REDUCTION":
             total += graph.tensors[node.input_ids[0]].size
+        elif node.op == "POINTWISE":
+            total += out.size
         else:
-            total += _WORK.get(node.op, 0) * out.size
+            work = registry.spec(node.op).work
+            total += work([graph.tensors[t].dim for t in node.input_ids], [graph.tensors[t].dim for t in node.output_ids]) if work else 0
     return total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,16 +38,30 @@ class SimtTile(Knobs):
         return max(self.bk * (self.bm + self.bn + 2 * PAD), self.bm * (self.bn + PAD)) * item
 
 
-def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str]) -> Recipe:
+@dataclass(frozen=True)
+class Placing:
+    """Rows and sums that a block learns when it runs. ``tiles``: tiles along the rows, some of which may be left over. ``origin``: lines that set
+    ``m0``, ``m_end``, ``k_first`` and ``k_end``, given the signature, the index type and the number of the tile along the rows; ``source`` and
+    ``target``: lines in front of an element of A and of a result. ``reach``: largest index in any of them."""
+
+    tiles: int
+    origin: Callable[[Signature, str, str], list[str]]
+    source: Callable[[Signature, str], list[str]]
+    target: Callable[[Signature, str], list[str]]
+    reach: int
+
+
+def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str], place: Placing | None = None) -> Recipe:
     """Kernel and steps."""
     if parts.reduced == 0:
         return Recipe((), ())
     m, n, k = parts.m.size, parts.n.size, parts.k.size
-    tiles = ceil_div(m, tile.bm), ceil_div(n, tile.bn)
+    tiles = place.tiles if place else ceil_div(m, tile.bm), ceil_div(n, tile.bn)
     blocks = parts.batches * tiles[0] * tiles[1]
     expressions = [*parts.a.tape.linears(), *parts.b.tape.linears(), *parts.epilogue.linears()]
-    wide = max(blocks * tile.threads, (m + tile.bm) * 2, (n + tile.bn) * 2, k + tile.bk)
+    wide = max(blocks * tile.threads, (m + tile.bm) * 2, (n + tile.bn) * 2, k + tile.bk, place.reach if place else 0)
     itype = index_type(expressions, cuda=True) if wide < 2**31 else "int64"
+    tile_m = "tile_m" if tiles[0] > 1 else f"{itype}(0)"
     signature = parts.signature.empty()
     fields: dict[str, Any] = {
         "header": title,
@@ -69,8 +83,9 @@ def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str]) -> R
         "m": m,
         "n": n,
         "k": k,
+        "k_first": 0,
         "tile_split": decompose("tile", [*parts.batch, Var("tile_m", tiles[0]), Var("tile_n", tiles[1])], itype),
-        "tile_m": "tile_m" if tiles[0] > 1 else f"{itype}(0)",
+        "origin": [f"m0 = {itype}({tile_m} * {itype}({tile.bm}))"],
         "tile_n": "tile_n" if tiles[1] > 1 else f"{itype}(0)",
         "a": _input(parts.a, _along_k(parts.loops.a, parts.loops.m, parts.loops.k), tile.bm * tile.bk, tile, signature, itype, "qa"),
         "b": _input(parts.b, _along_k(parts.loops.b, (parts.n,), parts.loops.k), tile.bn * tile.bk, tile, signature, itype, "qb"),
@@ -79,6 +94,10 @@ def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str]) -> R
         "by_rows": _by_rows(parts),
         "half": tile.threads // 2,
     }
+    if place:
+        fields["a"]["lines"] = [*place.source(signature, itype), *fields["a"]["lines"]]
+        fields["epilogue"] = [*place.target(signature, itype), *fields["epilogue"]]
+        fields |= {"origin": place.origin(signature, itype, tile_m), "m": "m_end", "k": "k_end", "k_first": "k_first"}
     sums, scratch, steps = _sums(parts, signature, blocks, tile.threads)
     fields |= {"sums": sums, "counter": scratch, "blocks": blocks}
     name = entry_name(words, fields, signature.params, tile)

@@ -93,9 +93,9 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     node = graph.nodes[region.anchors[0]]
     form = form or contraction(node, graph)
     calc = info(node.compute).register
-    a, b = _operand(graph, region, form.a, calc, "a"), _operand(graph, region, form.b, calc, "b")
+    a, b = operand(graph, region, form.a, calc, "a"), operand(graph, region, form.b, calc, "b")
     sums = accumulators(graph, region.epilogue_reductions, cpu)
-    batch, (left, right, epilogue) = _batch(form, (a.tape, b.tape, _epilogue(graph, region, sums, form.out)))
+    batch, (left, right, epilogue) = _batch(form, (a.tape, b.tape, epilogue_tape(graph, region, sums, form.out)))
     rows, depth = _order(graph, form.m, [*epilogue.stores(), *left.loads()]), _order(graph, form.k, left.loads())
     loops = Loops(rows, depth, replace(a, tape=left), replace(b, tape=right), epilogue)
     m, k = whole("m", loops.m), whole("k", loops.k)
@@ -135,7 +135,8 @@ def _order(graph: OperationGraph, loops: Sequence[Var], accesses: Sequence[Load 
     return tuple(sorted((v for v in loops if v.size != 1), key=lambda v: tuple(-abs(slope(x.offset, v)) for x in by)))
 
 
-def _operand(graph: OperationGraph, region: Region, read: Read, calc: str, prefix: str) -> Operand:
+def operand(graph: OperationGraph, region: Region, read: Read, calc: str, prefix: str) -> Operand:
+    """The tape of one input; ``prefix`` of its names."""
     builder = TapeBuilder(graph, region.reads, prefix=prefix)
     value = builder.guarded(read.tensor, read.index, calc, read.guards)
     loads = builder.tape.loads()
@@ -146,7 +147,8 @@ def _operand(graph: OperationGraph, region: Region, read: Read, calc: str, prefi
     return Operand(builder.tape, value, loads[0].tensor if plain else None)
 
 
-def _epilogue(graph: OperationGraph, region: Region, sums: list[Accumulator], index: Index) -> Tape:
+def epilogue_tape(graph: OperationGraph, region: Region, sums: list[Accumulator], index: Index) -> Tape:
+    """What happens to ``c``, the result element at ``index``."""
     node = graph.nodes[region.anchors[0]]
     builder = TapeBuilder(graph, region.reads, {node.output_ids[0]: ("c", index)})
     reduced = {s.node.output_ids[0] for s in sums}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,56 +75,63 @@ class Pointwise(Engine):
             return Recipe((), ())
         signature = Signature(graph, memory)
         loop, tape = self._tape(graph, region)
-        nested, tape, _ = nest(loop, tape, priority(tape, graph))
-        build = self._cpu if isinstance(knobs, PointwiseCpu) else self._cuda
-        return build(graph, region, knobs, signature, nested or [Var("j", 1)], tape)
+        return elementwise(graph, region, knobs, signature, loop, tape)
 
-    def _cpu(self, graph: OperationGraph, region: Region, knobs: Knobs, signature: Signature, nested: list[Var], tape: Tape) -> Recipe:
-        assert isinstance(knobs, PointwiseCpu)
-        outer, j = nested[:-1], nested[-1]
-        parts = lanes(tape, signature, j, 1, IndexWriter("int64"), IndexWriter("int64", "ql"))
-        rows = math.prod(v.size for v in outer)
-        flat = not outer
-        chunks = 1 if flat or rows >= 64 else ceil_div(j.size, knobs.split)
-        step = ceil_div(j.size, chunks)
-        split = decompose("o", [*outer, Var("c", chunks)], "int64")
-        fields = {
-            "header": header(graph, region, knobs),
-            "flat": flat,
-            "setup": [*split, *parts.setup],
-            "first": f"c * {step}" if chunks > 1 else "0",
-            "last": f"min(c * {step} + {step}, {j.size})" if chunks > 1 else str(j.size),
-            "body": parts.body,
-            "after": [],
-        }
-        name = entry_name(chain(graph, region), fields, signature.params)
-        kernel = KernelSpec("cpu/pointwise.py.j2", name, signature.params, fields)
-        items = j.size if flat else rows * chunks
-        return Recipe((kernel,), (Launch(0, items, signature.args, CPU_GRAIN if flat else max(1, CPU_GRAIN // step)),))
 
-    def _cuda(self, graph: OperationGraph, region: Region, knobs: Knobs, signature: Signature, nested: list[Var], tape: Tape) -> Recipe:
-        assert isinstance(knobs, PointwiseCuda)
-        outer, j = nested[:-1], nested[-1]
-        width = lane_width(tape, graph, j, knobs.width)
-        groups = ceil_div(j.size, width)
-        items = math.prod(v.size for v in outer) * groups
-        itype = index_type(tape.linears(), cuda=True) if items * width + knobs.block < 2**31 else "int64"
-        writers = IndexWriter(itype), IndexWriter(itype, "ql")
-        parts = lanes(tape, signature, j, width, *writers)
-        fields = {
-            "header": header(graph, region, knobs),
-            "itype": itype,
-            "items": items,
-            "split": decompose("item", [*outer, Var("g", groups)], itype),
-            "first": f"{itype}(g * {itype}({width}))" if groups > 1 else f"{itype}(0)",
-            "size": j.size,
-            "tail": j.size % width != 0,
-            "width": width,
-            "setup": parts.setup,
-            "loads": parts.loads,
-            "body": parts.body,
-            "stores": parts.stores,
-        }
-        name = entry_name(chain(graph, region), fields, signature.params, knobs)
-        kernel = KernelSpec("cuda/pointwise.py.j2", name, signature.params, fields, block=knobs.block)
-        return Recipe((kernel,), (Launch(0, ceil_div(items, knobs.block), signature.args),))
+def elementwise(graph: OperationGraph, region: Region, knobs: Knobs, signature: Signature, loop: Sequence[Var], tape: Tape) -> Recipe:
+    """A kernel that runs ``tape``, part of what ``region`` does, for every value of the variables of ``loop``."""
+    nested, tape, _ = nest(loop, tape, priority(tape, graph))
+    build = _cpu if isinstance(knobs, PointwiseCpu) else _cuda
+    return build(graph, region, knobs, signature, nested or [Var("j", 1)], tape)
+
+
+def _cpu(graph: OperationGraph, region: Region, knobs: Knobs, signature: Signature, nested: list[Var], tape: Tape) -> Recipe:
+    assert isinstance(knobs, PointwiseCpu)
+    outer, j = nested[:-1], nested[-1]
+    parts = lanes(tape, signature, j, 1, IndexWriter("int64"), IndexWriter("int64", "ql"))
+    rows = math.prod(v.size for v in outer)
+    flat = not outer
+    chunks = 1 if flat or rows >= 64 else ceil_div(j.size, knobs.split)
+    step = ceil_div(j.size, chunks)
+    split = decompose("o", [*outer, Var("c", chunks)], "int64")
+    fields = {
+        "header": header(graph, region, knobs),
+        "flat": flat,
+        "setup": [*split, *parts.setup],
+        "first": f"c * {step}" if chunks > 1 else "0",
+        "last": f"min(c * {step} + {step}, {j.size})" if chunks > 1 else str(j.size),
+        "body": parts.body,
+        "after": [],
+    }
+    name = entry_name(chain(graph, region), fields, signature.params)
+    kernel = KernelSpec("cpu/pointwise.py.j2", name, signature.params, fields)
+    items = j.size if flat else rows * chunks
+    return Recipe((kernel,), (Launch(0, items, signature.args, CPU_GRAIN if flat else max(1, CPU_GRAIN // step)),))
+
+
+def _cuda(graph: OperationGraph, region: Region, knobs: Knobs, signature: Signature, nested: list[Var], tape: Tape) -> Recipe:
+    assert isinstance(knobs, PointwiseCuda)
+    outer, j = nested[:-1], nested[-1]
+    width = lane_width(tape, graph, j, knobs.width)
+    groups = ceil_div(j.size, width)
+    items = math.prod(v.size for v in outer) * groups
+    itype = index_type(tape.linears(), cuda=True) if items * width + knobs.block < 2**31 else "int64"
+    writers = IndexWriter(itype), IndexWriter(itype, "ql")
+    parts = lanes(tape, signature, j, width, *writers)
+    fields = {
+        "header": header(graph, region, knobs),
+        "itype": itype,
+        "items": items,
+        "split": decompose("item", [*outer, Var("g", groups)], itype),
+        "first": f"{itype}(g * {itype}({width}))" if groups > 1 else f"{itype}(0)",
+        "size": j.size,
+        "tail": j.size % width != 0,
+        "width": width,
+        "setup": parts.setup,
+        "loads": parts.loads,
+        "body": parts.body,
+        "stores": parts.stores,
+    }
+    name = entry_name(chain(graph, region), fields, signature.params, knobs)
+    kernel = KernelSpec("cuda/pointwise.py.j2", name, signature.params, fields, block=knobs.block)
+    return Recipe((kernel,), (Launch(0, ceil_div(items, knobs.block), signature.args),))

@@ -24,7 +24,7 @@ from graphdnn.frontend.norm_ops import NormOps
 from graphdnn.frontend.planning import Planning
 from graphdnn.frontend.pointwise_ops import PointwiseOps
 from graphdnn.frontend.properties import KernelCache
-from graphdnn.frontend.quant_ops import QuantOps
+from graphdnn.frontend.quant_ops import GroupedOps, QuantOps
 from graphdnn.frontend.random_ops import RandomOps
 from graphdnn.frontend.resample_ops import ResampleOps
 from graphdnn.frontend.softmax_ops import SoftmaxOps
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 
 class pygraph(
-    PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, AttentionOps, AttentionFp8Ops, Copies, Planning
-):
+    PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, GroupedOps, AttentionOps, AttentionFp8Ops, Copies,
+    Planning,
+):  # fmt: skip
     """A graph of tensor operations.
 
     Declare tensors and ops, then ``build([heur_mode.A])``, or step by step: ``validate``, ``build_operation_graph``, ``create_execution_plans``,

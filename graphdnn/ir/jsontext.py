@@ -203,6 +203,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "peer_stats": _integers,
     "num_groups": _integer,
     "distribution": _text,
+    "top_k": _integer,
     "block_size": _integer_or_integers,
     "transpose": _boolean,
     "is_negative_scale": _boolean,

@@ -23,6 +23,7 @@ MODULES = (
     "softmax",
     "rng",
     "block_scale",
+    "moe",
     "attention",
     "attention_fp8",
     "attention_mxfp8",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphdnn.opspecs.expansion import Expansion
     from graphdnn.opspecs.spans import Arithmetic, Span
 
-Role = Literal["pointwise", "movement", "random", "reduction", "matmul", "composite", "attention"]
+Role = Literal["pointwise", "movement", "random", "reduction", "matmul", "composite", "attention", "grouped"]
 Reference = Callable[..., "list[np.ndarray[Any, Any]]"]
 
 
@@ -44,6 +44,7 @@ class OpSpec:
     ``typed``: the reference takes the data types of the outputs as a fourth argument: rounding to them is part of what the op calculates.
     ``expand(expansion)``: a composite op as simpler nodes (role "composite"); its reference is written independently of that.
     ``spans(node, dims, arrays, spans of the arrays, arithmetic)``: where a kernel's results may lie, one span per output; None: the role's analysis.
+    ``work(input dims, output dims)``: arithmetic operations, where they are not one an element of the output (or none).
     ``as_matmul(node, input dims, output dims)``: a contraction as a matrix product, from which error bounds follow; None: it is one.
     """
 
@@ -62,4 +63,5 @@ class OpSpec:
     integers: tuple[str, ...] = ()
     expand: Callable[[Expansion], None] | None = None
     spans: Callable[[Node, list[tuple[int, ...]], list[Any], list[Span], Arithmetic], list[Span]] | None = None
+    work: Callable[[list[tuple[int, ...]], list[tuple[int, ...]]], int] | None = None
     as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None

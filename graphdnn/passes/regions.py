@@ -22,7 +22,7 @@ from graphdnn.opspecs import registry
 from graphdnn.passes import places
 from graphdnn.passes.places import broadcasts, of_all, of_lines, reduced_axes, row_by_row
 
-Kind = Literal["pointwise", "reduction", "rows", "matmul", "attention"]
+Kind = Literal["pointwise", "reduction", "rows", "matmul", "attention", "grouped"]
 MAX_NODES = 96
 """A free value with more nodes behind it is stored instead of calculated again."""
 MAX_ANCHORS = 8
@@ -162,7 +162,10 @@ class _Partitioner:
         for i, n in enumerate(self.graph.nodes):
             role = registry.spec(n.op).role
             if role == "matmul":
-                self._matmul(i, n)
+                self._product(i, n, "matmul")
+            elif role == "grouped":
+                self._store_addresses(n)
+                self._product(i, n, "grouped")
             elif role == "attention":
                 self._attention(i, n)
             elif n.op == "REDUCTION":
@@ -173,11 +176,18 @@ class _Partitioner:
             self._output(t)
         return self._finish()
 
-    def _matmul(self, i: int, n: Node) -> None:
+    def _product(self, i: int, n: Node, kind: Kind) -> None:
         out = n.output_ids[0]
-        region = self._new(_Draft("matmul", self.graph.tensors[out].dim, [i], place={out: places.of_anchor(self.graph, n)}))
+        region = self._new(_Draft(kind, self.graph.tensors[out].dim, [i], place={out: places.of_anchor(self.graph, n)}))
         self._take(region, n.input_ids, f"matmul '{n.name}' reads it in tiles")
         self._settle(out, region)
+
+    def _store_addresses(self, n: Node) -> None:
+        for port in registry.spec(n.op).integers:
+            t = dict(n.inputs).get(port)
+            if t is not None and t in self.graph.producer and t not in self.home and t not in self.stored_by:
+                self.notes.append(f"'{self.graph.tensors[t].name}' is stored: it tells '{n.name}' where to read")
+                self._store_alone(t)
 
     def _attention(self, i: int, n: Node) -> None:
         """A region of its own: it reads stored tensors, and what it makes is stored."""
@@ -328,7 +338,7 @@ class _Partitioner:
             same = d.space == dim
             fits = same or (d.kind == "pointwise" and 0 not in d.space and broadcasts(dim, d.space)) or places.seen_as(dim, d.space) is not None
             fits = fits or (d.kind == "reduction" and dim == self._result_dim(d))
-            if d.kind in ("matmul", "attention") or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
+            if d.kind not in ("pointwise", "reduction") or not fits or len(d.stores) >= MAX_STORES or any(s in self.forced for s in (*d.stores, t)):
                 continue
             shares = bool(set(self._memory_behind((t,))) & set(self._memory_behind(self._wanted(d))))
             if (shares or (same and d.kind == "pointwise")) and self._may_join(r, (t,)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphdnn.codegen.recipes import mapped
-from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Launch, Memset, Panels, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Memset, Panels, Recipe, Step, TensorMap
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -119,7 +119,7 @@ def launches(recipe: Recipe) -> list[Launch]:
     for s in recipe.steps:
         if isinstance(s, Launch):
             found.append(s)
-        elif isinstance(s, Panels):
+        elif isinstance(s, Panels | Groups):
             found.extend(x for x in (s.pack_b, s.pack_a, s.epilogue) if x is not None)
     return found
 
@@ -135,6 +135,9 @@ def buffers(recipe: Recipe) -> list[Buffer]:
     for s in recipe.steps:
         if isinstance(s, Memset):
             found.append(s.buffer)
-        elif isinstance(s, Panels):
+        elif isinstance(s, Panels | Groups):
             found.extend((s.a.buffer, s.b.buffer, s.panel.buffer))
+        if isinstance(s, Groups):
+            listings = (s.starts, *(x for p in s.places for x in (p.index, p.extra) if x is not None))
+            found.extend(x.buffer for x in listings)
     return found

@@ -22,6 +22,7 @@ from graphdnn.codegen.spec import (
     Buffer,
     Constant,
     DescriptorParam,
+    Groups,
     KernelSpec,
     Launch,
     Memset,
@@ -246,8 +247,9 @@ class CudaExecutable(Executable):
         if len(binaries) != len(recipe.kernels):
             raise ExecutionError(explain("the plan has not one binary a kernel", expected=len(recipe.kernels), found=len(binaries)))
         for number, step in enumerate(recipe.steps):
-            if isinstance(step, Panels):
-                raise ExecutionError(explain(f"step {number} of the plan runs on a CPU only", expected="Launch or Memset", found="Panels"))
+            if isinstance(step, Panels | Groups):
+                found = type(step).__name__
+                raise ExecutionError(explain(f"step {number} of the plan runs on a CPU only", expected="Launch or Memset", found=found))
             if isinstance(step, Launch):
                 _check_launch(number, step, recipe.kernels)
 

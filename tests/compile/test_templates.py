@@ -121,6 +121,21 @@ def nvfp4(g):
     out(g.matmul(g.block_scale_dequantize(a, sa, [1, 16]), g.block_scale_dequantize(b, sb, [16, 1])), D.BFLOAT16)
 
 
+def moe(mode):
+    """And for NONE the gradient of the weights."""
+
+    def build(g):
+        token, dy = tensor(g, (1, 300, 72), D.BFLOAT16), tensor(g, (1, 300, 136), D.BFLOAT16)
+        weight = g.tensor(dim=(8, 72, 136), layout="column", data_type=D.BFLOAT16)
+        offsets, index = tensor(g, (8, 1, 1), D.INT32), tensor(g, (1, 300, 1), D.INT64)
+        plain = mode is graphdnn.moe_grouped_matmul_mode.NONE
+        out(g.gelu(g.moe_grouped_matmul(token, weight, offsets, None if plain else index, mode=mode)), D.BFLOAT16)
+        if plain:
+            out(g.moe_grouped_matmul_bwd(dy, token, offsets))
+
+    return build
+
+
 GRAPHS = {
     **{f"pointwise {c[0]}..{c[-1]}": rows(c) for c in CHUNKS},
     "pointwise bf16 vectors": lambda g: out(g.relu(g.add(tensor(g, (4096, 4096), D.BFLOAT16), tensor(g, (4096, 4096), D.BFLOAT16))), D.BFLOAT16),
@@ -146,6 +161,8 @@ GRAPHS = {
     "conv data gradient, strided, prologue": conv(kind="dgrad", stride=2),
     "conv weight gradient, grouped": conv(kind="wgrad", groups=2),
     "movement": movement,
+    "moe": moe(graphdnn.moe_grouped_matmul_mode.NONE),
+    "moe scatter": moe(graphdnn.moe_grouped_matmul_mode.SCATTER),
     "mxfp8 quantize": mxfp8,
     "nvfp4 matmul": nvfp4,
     "dropout": lambda g: out(g.mul(tensor(g, (64, 1024)), g.rng("BERNOULLI", 5, 2**40, dim=(64, 1024), probability=0.5))),
