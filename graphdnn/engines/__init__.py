@@ -7,13 +7,15 @@ reduction.py     1  reductions of one space over the same axes
 matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart, matmul_cpu.py (loops: strips.py) and matmul_cuda.py lower it
 conv_gemm.py     5  portable convolution, lowered like matmul_simt
 conv_direct.py   6  convolution on a CPU, without a matrix
-attention_parts.py   sizes and addresses of an attention node; attention_score.py prints what happens to a score
+attention_fwd.py 9  attention, forward; attention_parts.py: sizes and addresses of a node, attention_score.py: what happens to a score,
+                    attention_finish.py: the end of a row, attention_dump.py: RNG_DUMP; attention_cpu.py and attention_cuda.py lower it
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
 moe_grouped.py   11 matmul of rows grouped by expert; moe_parts.py takes a region apart, moe_cpu.py and moe_cuda.py lower it
 """
 
 from __future__ import annotations
 
+from graphdnn.engines.attention_fwd import AttentionForward
 from graphdnn.engines.base import Engine
 from graphdnn.engines.conv_direct import ConvDirect
 from graphdnn.engines.conv_gemm import ConvImplicitGemm
@@ -24,6 +26,16 @@ from graphdnn.engines.pointwise import Pointwise
 from graphdnn.engines.reduction import Reduction
 from graphdnn.engines.rows import Rows
 
-ENGINES: tuple[Engine, ...] = (Pointwise(), Reduction(), Rows(), MatmulWgmma(), MatmulSimt(), ConvDirect(), ConvImplicitGemm(), MoeGrouped())
+ENGINES: tuple[Engine, ...] = (
+    Pointwise(),
+    Reduction(),
+    Rows(),
+    AttentionForward(),
+    MatmulWgmma(),
+    MatmulSimt(),
+    ConvDirect(),
+    ConvImplicitGemm(),
+    MoeGrouped(),
+)
 
 assert len({e.id for e in ENGINES}) == len({e.name for e in ENGINES}) == len(ENGINES), "two engines with one id or name"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphdnn.codegen.body import Signature, decoded
-from graphdnn.codegen.dialect import IndexWriter, literal, to_dtype, to_register
+from graphdnn.codegen.dialect import IndexWriter, decompose, literal, to_dtype, to_register
 from graphdnn.dtypes import info
 from graphdnn.ir.index import Linear, Var
 from graphdnn.ir.node import Node
@@ -117,20 +117,26 @@ class AttentionProblem:
         return self.node.attr("diagonal_alignment") == "BOTTOM_RIGHT" and (self.left is not None or self.right is not None)
 
     @property
-    def dropout(self) -> float:
-        """Probability with which a weight is dropped by a random number; 0 where a mask is given or nothing is dropped."""
-        return float(self.node.attr("dropout_probability") or 0.0) if self.has("Seed") else 0.0
+    def dropout(self) -> float | None:
+        """Probability with which a random number drops a weight; None where a mask is given or nothing is dropped."""
+        return float(self.node.attr("dropout_probability") or 0.0) if self.has("Seed") else None
 
     def heads_of(self, port: str) -> int:
         """Heads of the tensor at ``port``."""
         return self.tensor(port).dim[1]
 
-    def index_type(self) -> str:
-        """Integer type of index arithmetic on CUDA: int32 where no offset can leave it."""
+    def index_type(self, threads: int) -> str:
+        """Integer type of index arithmetic on CUDA: int32 where no offset, and no number of the ``threads`` of a grid, can leave it."""
         anywhere = any(p.startswith(("Ragged_", "Page_table_")) for p in self.ports)
         reach = max((self.graph.tensors[t].extent for t in self.ports.values()), default=0)
-        counts = max(self.b * self.h_q * self.s_q, self.s_q * 2, self.s_kv * 2, abs(self.left or 0), abs(self.right or 0))
+        counts = max(threads, self.s_q * 2, self.s_kv * 2, abs(self.left or 0), abs(self.right or 0))
         return "int64" if anywhere or max(reach, counts) >= 1 << 30 else "int32"
+
+
+def split(p: AttentionProblem, tiles: int, parts: int, itype: str) -> list[str]:
+    """Lines that split the number ``o`` of an item into batch, head, tile of rows and part of the row of V."""
+    loops = [Var("b", p.b), Var("h", p.h_q), Var("tile", tiles), Var("part", parts)]
+    return [*decompose("o", loops, itype), *(f"{v.name} = {itype}(0)" for v in loops if v.size == 1)]
 
 
 class AttentionText:
@@ -140,14 +146,18 @@ class AttentionText:
     def __init__(self, problem: AttentionProblem, signature: Signature, itype: str, batch: str = "b", head: str = "h") -> None:
         self.problem, self.signature, self.itype, self.batch, self.head = problem, signature, itype, batch, head
         self.calc = problem.calc
+        self.sq, self.skv = "sq", "skv"
 
     # -- index arithmetic -------------------------------------------------------------------------------------------------------------------
     def number(self, value: int) -> str:
         """An integer literal."""
-        return f"{self.itype}({value})"
+        return str(value) if self.itype == "int64" else f"{self.itype}({value})"
 
     def linear(self, *terms: tuple[str, int], const: int = 0) -> str:
         """Text of the sum of name * factor and ``const``."""
+        if self.itype == "int64":  # what numba calculates in anyway; casts would cost compile time
+            words = [name if factor == 1 else f"{name} * {factor}" for name, factor in terms if factor]
+            return f"({' + '.join([*words, *([str(const)] if const or not words else [])])})"
         total = Linear((), const)
         for name, factor in terms:
             total = total + Linear(((Var(name, _ANY), factor),) if factor else ())
@@ -158,14 +168,20 @@ class AttentionText:
         """Lines, once ``batch`` and ``head`` are known: actual lengths ``sq`` and ``skv``, ``shift`` of the diagonal, ``attn_scale``, ``slope``, and
         the numbers of dropout."""
         p = self.problem
-        lines = [*self._length("sq", "SEQ_LEN_Q", p.s_q), *self._length("skv", "SEQ_LEN_KV", p.s_kv)]
+        lines = [*self._length(self.sq, "SEQ_LEN_Q", p.s_q), *self._length(self.skv, "SEQ_LEN_KV", p.s_kv)]
         if p.shifted:
-            lines.append(f"shift = {self.linear(('skv', 1), ('sq', -1))}")
+            lines.append(f"shift = {self.linear((self.skv, 1), (self.sq, -1))}")
         if p.has("Attn_scale"):
             lines.append(f"attn_scale = {self.scalar('Attn_scale', self.calc)}")
         if p.node.attr("alibi_mask"):
             lines += self._slope()
-        if p.dropout:
+        return [*lines, *self.numbers()]
+
+    def numbers(self) -> list[str]:
+        """Lines, once an item: the numbers of dropout."""
+        p = self.problem
+        lines = []
+        if p.dropout is not None:
             lines += [f"seed = {self.scalar('Seed', 'int64')}", f"philox_offset = {self.scalar('Offset', 'int64')}"]
         if p.has("Dropout_scale"):
             lines.append(f"dropout_scale = {self.scalar('Dropout_scale', self.calc)}")

@@ -83,18 +83,28 @@ class ScoreText(AttentionText):
             return to_register(self.broadcast(tensor, row, col), info(self.problem.graph.tensors[tensor].dtype).register, self.calc)
         return made[int(x[1:])] if x.startswith("#") else names[x]
 
-    def keep(self, row: str = "row", col: str = "col") -> str:
-        """Text that is true where a score counts; empty where every one does."""
+    def keep(self, row: str = "row", col: str = "col", inside: bool = False) -> str:
+        """Text that is true where a score counts; empty where every one does. ``inside``: ``col`` is known to lie before the batch's length."""
         p = self.problem
         tests = []
-        if p.padded:
-            tests.append(f"({col} < skv)")
+        if p.padded and not inside:
+            tests.append(f"({col} < {self.skv})")
         if p.right is not None:
             tests.append(f"({col} <= {self._diagonal(row, p.right)})")
         if p.left is not None:
             tests.append(f"({col} > {self._diagonal(row, -p.left)})")
         if p.has("Block_mask"):
             tests.append(self._block(row, col))
+        return " & ".join(tests)
+
+    def clear(self, first_row: str, last_row: str, first_col: str, last_col: str) -> str:
+        """Text that is true only where all scores of these rows and columns (inclusive, inside of the batch's lengths) count."""
+        p = self.problem
+        tests = ["False"] if p.has("Block_mask") else []
+        if p.right is not None:
+            tests.append(f"({last_col} <= {self._diagonal(first_row, p.right)})")
+        if p.left is not None:
+            tests.append(f"({first_col} > {self._diagonal(last_row, -p.left)})")
         return " & ".join(tests)
 
     def _diagonal(self, row: str, bound: int) -> str:
@@ -114,7 +124,7 @@ class ScoreText(AttentionText):
         if p.has("Dropout_mask"):
             mask = self.broadcast(p.ports["Dropout_mask"], row, col)
             return [f"{name} = {to_register(mask, info(p.tensor('Dropout_mask').dtype).register, calc)}"]
-        if not p.dropout:
+        if p.dropout is None:
             return []
         flat = f"int64({self.batch})"
         for size, index in ((p.h_q, self.head), (p.s_q, row), (p.s_kv, col)):
@@ -127,13 +137,21 @@ class ScoreText(AttentionText):
         if self.problem.has("Dropout_scale"):
             return "dropout_scale"
         p = self.problem.dropout
-        return literal(1.0 / (1.0 - p), self.calc) if p else ""
+        return "" if p is None else literal(1.0 / (1.0 - p), self.calc)
+
+    def weight(self, p: str = "p", row: str = "row", col: str = "col") -> list[str]:
+        """Lines that turn the weight ``p`` into what the second product takes: dropout and its scale."""
+        lines = self.kept(row, col)
+        if lines:
+            lines.append(f"{p} = {self.calc}({p} * kept)")
+            lines.append(f"{p} = {self.calc}({p} * {self.dropout_scale() or literal(1, self.calc)})")
+        return lines
 
     # -- what is worth visiting -----------------------------------------------------------------------------------------------------------------
     def columns(self, first_row: str, last_row: str) -> tuple[str, str]:
         """Texts of the columns [first, last) that rows ``first_row`` ... ``last_row`` (inclusive) may count."""
         p = self.problem
-        first, last = self.number(0), "skv"
+        first, last = self.number(0), self.skv
         if p.left is not None:
             first = f"max({first}, {self._diagonal(first_row, 1 - p.left)})"
         if p.right is not None:
@@ -144,7 +162,7 @@ class ScoreText(AttentionText):
         """Texts of the rows [first, last) that may count columns ``first_col`` ... ``last_col`` (inclusive)."""
         p = self.problem
         back = (("shift", -1),) if p.shifted else ()
-        first, last = self.number(0), "sq"
+        first, last = self.number(0), self.sq
         if p.right is not None:
             first = f"max({first}, {self.linear((first_col, 1), *back, const=-p.right)})"
         if p.left is not None:

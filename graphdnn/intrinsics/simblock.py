@@ -299,6 +299,15 @@ class Cuda:
         current().barrier(frame.f_lineno, (frame.f_code, frame.f_lasti))
 
     @staticmethod
+    def syncthreads_or(predicate: Any) -> Any:
+        """Barrier of the block; not 0 where any thread's ``predicate`` is true."""
+        frame, block = sys._getframe(1), current()
+        votes = block.memory.votes.setdefault(block.memory.epoch, [])
+        votes.append(bool(predicate))
+        block.barrier(frame.f_lineno, (frame.f_code, frame.f_lasti))
+        return TYPES["int32"](any(votes))
+
+    @staticmethod
     def threadfence() -> None:
         """Nothing to do: every write is seen at once, and blocks run one after another."""
 

@@ -148,6 +148,7 @@ class SharedMemory:
         self.data = bytearray([POISON]) * (STATIC_LIMIT + dynamic_bytes)
         self.is_set = bytearray(len(self.data))
         self.epoch = 0
+        self.votes: dict[int, list[bool]] = {}
         self.used = 0
         self._writer: dict[int, tuple[int, int]] = {}
         self._reader: dict[int, tuple[int, int]] = {}
