@@ -31,11 +31,12 @@ class Builder:
         ports: str,
         virtual: bool = True,
         dtype: data_type = data_type.FLOAT,
+        output: str = "OUT_0",
         **attrs: object,
     ) -> int:
         out = self.tensor(*dim, virtual=virtual, dtype=dtype)
         pairs = tuple(zip(ports.split(), inputs, strict=True))
-        self.nodes.append(Node(op, f"n{len(self.nodes)}", pairs, (("OUT_0", out),), tuple(sorted(attrs.items())), data_type.FLOAT))
+        self.nodes.append(Node(op, f"n{len(self.nodes)}", pairs, ((output, out),), tuple(sorted(attrs.items())), data_type.FLOAT))
         return out
 
     def add(self, a: int, b: int, *dim: int, virtual: bool = True) -> int:

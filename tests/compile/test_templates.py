@@ -136,6 +136,26 @@ def moe(mode):
     return build
 
 
+def attention(dtype=F32, q=(2, 4, 200, 64), kv=(2, 2, 300, 64), d_v=64, stats=True, **kwargs):
+    def build(g):
+        more = {name: make(g) if callable(make) else make for name, make in kwargs.items()}
+        values = (*kv[:3], d_v)
+        o, s = g.sdpa(tensor(g, q, dtype), tensor(g, kv, dtype), tensor(g, values, dtype), generate_stats=stats, compute_data_type=F32, **more)
+        out(o, dtype).set_dim((*q[:3], d_v)).set_stride((q[1] * q[2] * d_v, q[2] * d_v, d_v, 1))
+        if stats:
+            out(s)
+
+    return build
+
+
+def random_numbers(g):
+    return 0.25, *(g.tensor(dim=(1, 1, 1, 1), stride=(1, 1, 1, 1), data_type=D.INT64) for _ in range(2))
+
+
+def lengths(g):
+    return g.tensor(dim=(2, 1, 1, 1), stride=(1, 1, 1, 1), data_type=D.INT32)
+
+
 GRAPHS = {
     **{f"pointwise {c[0]}..{c[-1]}": rows(c) for c in CHUNKS},
     "pointwise bf16 vectors": lambda g: out(g.relu(g.add(tensor(g, (4096, 4096), D.BFLOAT16), tensor(g, (4096, 4096), D.BFLOAT16))), D.BFLOAT16),
@@ -163,6 +183,12 @@ GRAPHS = {
     "movement": movement,
     "moe": moe(graphdnn.moe_grouped_matmul_mode.NONE),
     "moe scatter": moe(graphdnn.moe_grouped_matmul_mode.SCATTER),
+    "attention": attention(attn_scale=0.125, use_causal_mask=True),
+    "attention bf16, biased, dropout": attention(
+        D.BFLOAT16, d_v=128, attn_scale=0.125, bias=lambda g: tensor(g, (1, 4, 200, 300), D.BFLOAT16), dropout=random_numbers
+    ),
+    "attention of one row, any head dim": attention(D.HALF, (2, 4, 1, 300), (2, 1, 300, 300), 33, False, use_alibi_mask=True, use_causal_mask=True),
+    "attention with lengths": attention(use_padding_mask=True, seq_len_q=lengths, seq_len_kv=lengths, diagonal_band_left_bound=64),
     "mxfp8 quantize": mxfp8,
     "nvfp4 matmul": nvfp4,
     "dropout": lambda g: out(g.mul(tensor(g, (64, 1024)), g.rng("BERNOULLI", 5, 2**40, dim=(64, 1024), probability=0.5))),

@@ -89,8 +89,16 @@ def normalized_rows() -> OperationGraph:
     return b.graph()
 
 
+def causal_attention() -> OperationGraph:
+    b = Builder()
+    q, k, v = (b.tensor(2, h, 300, 64, dtype=BF16) for h in (4, 2, 2))
+    b.node("SDPA", (q, k, v), (2, 4, 300, 64), "Q K V", False, BF16, "O", attn_scale_value=0.125, right_bound=0)
+    return b.graph()
+
+
 GRAPHS: tuple[Callable[[], OperationGraph], ...] = (
     bias_relu, flat_add_with_tail, concatenated_slices, rows_mean, columns_sum_and_max, split_sum, normalized_rows, matmul_scale_gelu_amax,
+    causal_attention,
 )  # fmt: skip
 DEVICES = {"cpu": device.cpu, "sm_80": lambda: device.describe("sm_80")}
 
