@@ -6,12 +6,12 @@ Each graph is printed with its kernels and its memory traffic, and the results a
 """
 
 import torch
-from pipeline import Tensors, compare, graph, run
+from pipeline import Tensors, compare, graph, inputs, run
 from torch.nn.functional import batch_norm, conv2d, relu
 
 BATCH, CHANNELS, INNER, SIZE, EPSILON = 2, 64, 16, 14, 1e-5
 LAYERS = ((INNER, CHANNELS, 1), (INNER, INNER, 3), (CHANNELS, INNER, 1))  # filters, channels, taps each way
-PER_CHANNEL = ("scale", "bias", "mean", "inv")
+GEOMETRY = [{"padding": (r // 2,) * 2, "stride": (1, 1), "dilation": (1, 1)} for _, _, r in LAYERS]
 
 
 def block(v: Tensors) -> torch.Tensor:
@@ -24,41 +24,32 @@ def block(v: Tensors) -> torch.Tensor:
     return a
 
 
-def declare(g, **images):
-    """The inputs of a graph: ``images`` by name with their channels, filters, what there is for each channel; and the geometry of the layers."""
-    image = {n: g.tensor(dim=(BATCH, k, SIZE, SIZE), layout="channels_last", name=n) for n, k in images.items()}
-    w = [g.tensor(dim=(k, c, r, r), layout="channels_last", name=f"w{i}") for i, (k, c, r) in enumerate(LAYERS)]
-    per = [{n: g.tensor(dim=(1, k, 1, 1), layout="channels_last", name=f"{n}{i}") for n in PER_CHANNEL} for i, (k, _, _) in enumerate(LAYERS)]
-    return image, w, per, [{"padding": (r // 2,) * 2, "stride": (1, 1), "dilation": (1, 1)} for _, _, r in LAYERS]
-
-
 def forward(training: bool, values: Tensors) -> Tensors:
     g = graph("training" if training else "inference")
-    image, w, per, geometry = declare(g, x=CHANNELS)
-    a, kept = image["x"], {}
-    for i, p in enumerate(per):
-        c = g.conv_fprop(a, w[i], **geometry[i], name=f"conv{i}")
+    v, kept = inputs(g, values), {}
+    a = v["x"]
+    for i in range(3):
+        c = g.conv_fprop(a, v[f"w{i}"], **GEOMETRY[i], name=f"conv{i}")
         if training:
-            a, mean, inv, _, _ = g.batchnorm(c, p["scale"], p["bias"], None, None, EPSILON, None, name=f"bn{i}")
+            a, mean, inv, _, _ = g.batchnorm(c, v[f"scale{i}"], v[f"bias{i}"], None, None, EPSILON, None, name=f"bn{i}")
             kept |= {f"c{i}": c, f"mean{i}": mean, f"inv{i}": inv}
         else:
-            a = g.batchnorm_inference(c, p["mean"], p["inv"], p["scale"], p["bias"], name=f"bn{i}")
-        a = g.relu(a if i < 2 else g.add(a, image["x"], name="residual"), name=f"relu{i}")
+            a = g.batchnorm_inference(c, *(v[f"{n}{i}"] for n in ("mean", "inv", "scale", "bias")), name=f"bn{i}")
+        a = g.relu(a if i < 2 else g.add(a, v["x"], name="residual"), name=f"relu{i}")
     return run(g, values, {"y": a} | kept)
 
 
 def backward(values: Tensors) -> Tensors:
     """From what the forward pass kept, the results c of the convolutions; what went into the next one is calculated again from these."""
     g = graph("backward")
-    image, w, per, geometry = declare(g, x=CHANNELS, y=CHANNELS, dy=CHANNELS, c0=INNER, c1=INNER, c2=CHANNELS)
-    again = [g.batchnorm_inference(image[f"c{i}"], p["mean"], p["inv"], p["scale"], p["bias"]) for i, p in enumerate(per[:2])]
-    into = [image["x"], *(g.relu(t) for t in again)]
-    d = residual = g.relu_backward(image["dy"], image["y"], name="drelu2")
-    found = {}
+    v, found = inputs(g, values), {}
+    again = [g.batchnorm_inference(*(v[f"{n}{i}"] for n in ("c", "mean", "inv", "scale", "bias"))) for i in (0, 1)]
+    into = [v["x"], *(g.relu(t) for t in again)]
+    d = residual = g.relu_backward(v["dy"], v["y"], name="drelu2")
     for i in (2, 1, 0):
-        dc, dscale, dbias = g.batchnorm_backward(d, image[f"c{i}"], *(per[i][n] for n in ("scale", "mean", "inv")), name=f"dbn{i}")
-        dw = g.conv_wgrad(into[i], dc, **geometry[i], name=f"wgrad{i}").set_dim(w[i].get_dim())
-        da = g.conv_dgrad(dc, w[i], **geometry[i], name=f"dgrad{i}").set_dim((BATCH, LAYERS[i][1], SIZE, SIZE))
+        dc, dscale, dbias = g.batchnorm_backward(d, *(v[f"{n}{i}"] for n in ("c", "scale", "mean", "inv")), name=f"dbn{i}")
+        dw = g.conv_wgrad(into[i], dc, **GEOMETRY[i], name=f"wgrad{i}").set_dim(v[f"w{i}"].get_dim())
+        da = g.conv_dgrad(dc, v[f"w{i}"], **GEOMETRY[i], name=f"dgrad{i}").set_dim((BATCH, LAYERS[i][1], SIZE, SIZE))
         d = g.relu_backward(da, into[i], name=f"drelu{i - 1}") if i else g.add(da, residual, name="dresidual")
         found |= {f"dw{i}": dw, f"dscale{i}": dscale, f"dbias{i}": dbias}
     return run(g, values, found | {"dx": d})

@@ -21,6 +21,26 @@ def graph(name: str) -> graphdnn.pygraph:
     return graphdnn.pygraph(name, io_data_type=float32, intermediate_data_type=float32, compute_data_type=float32, device="cpu")
 
 
+def inputs(g: graphdnn.pygraph, values: Tensors) -> dict[str, graphdnn.tensor]:
+    """An input for each of ``values``, with its name, dims and strides; those that no operation reads do not count."""
+    return {name: g.tensor(dim=t.shape, stride=t.stride(), name=name) for name, t in values.items()}
+
+
+def heads(g: graphdnn.pygraph, t: graphdnn.tensor, batch: int, length: int, count: int, size: int) -> graphdnn.tensor:
+    """Rows of tokens, with ``count`` heads of ``size`` elements each, as (batch, head, position, element)."""
+    return g.transpose(g.reshape(t).set_dim((batch, length, count, size)), (0, 2, 1, 3))
+
+
+def tokens(g: graphdnn.pygraph, t: graphdnn.tensor, rows: int, columns: int) -> graphdnn.tensor:
+    """What ``heads`` was made of."""
+    return g.reshape(g.transpose(t, (0, 2, 1, 3))).set_dim((rows, columns))
+
+
+def through(g: graphdnn.pygraph, into: graphdnn.tensor, d: graphdnn.tensor, w: graphdnn.tensor) -> tuple[graphdnn.tensor, graphdnn.tensor]:
+    """From the gradient ``d`` of into @ w: the gradients of ``into`` and of ``w``."""
+    return g.matmul(d, g.transpose(w, (1, 0))), g.matmul(g.transpose(into, (1, 0)), d)
+
+
 def run(g: graphdnn.pygraph, values: Tensors, outputs: dict[str, graphdnn.tensor]) -> Tensors:
     """Build the graph, print its kernels and traffic, run it on ``values`` (by the names of its inputs) and return its ``outputs``."""
     for name, t in outputs.items():
