@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 
+import from_tests
+
 import graphdnn
 from graphdnn import dtypes, env
 from graphdnn.engines import ENGINES
@@ -154,6 +156,7 @@ def error_sample() -> str:
     raise AssertionError("the sample must fail")
 
 
+DIFFERENCES = ("Operation", "Input", "The real library", "graphdnn")
 PARTS: dict[str, Callable[[], str]] = {
     "pointwise": pointwise,
     "reductions": reductions,
@@ -172,6 +175,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "data types": data_types,
     "accuracy": accuracy,
     "engines": engines,
+    "targets": lambda: table(["Operations", "Data types", *from_tests.DEVICES], from_tests.op_rows()),
+    "runs here": lambda: table(DIFFERENCES, from_tests.differences("runs here")),
+    "our errors": lambda: table(DIFFERENCES, from_tests.differences("our error")),
 }
 
 

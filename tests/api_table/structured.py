@@ -30,7 +30,7 @@ CONTRACTED = (
 
 # ------------------------------------------------------------------------------------------------------------------------------------------ matmul
 def matmul(c: Case) -> Iterator[tuple[str, Form]]:
-    """One rank, ranks that differ, a batch of one, column-major and stride-0 operands."""
+    """One rank, ranks that differ, a batch of one, column-major operands, extents that tensor cores take."""
     a, b = c.t("a", (2, 3, 7)), c.t("b", (2, 7, 5), layout="column")
     for form in (
         {"A": a, "B": b, "compute_data_type": c.types.compute, "padding": 0.5, "name": "mm"},
@@ -38,6 +38,7 @@ def matmul(c: Case) -> Iterator[tuple[str, Form]]:
         {"A": a, "B": c.t("matrix", (7, 5))},
         {"A": c.t("left", (3, 7), layout="column"), "B": b},
         {"A": c.t("one", (1, 3, 7)), "B": b},
+        {"A": c.t("aligned left", (16, 32)), "B": c.t("aligned right", (32, 16))},
     ):
         yield "matmul", form
 
