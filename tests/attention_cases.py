@@ -79,6 +79,7 @@ def strides(dim: tuple[int, ...], layout: str) -> tuple[int, ...]:
         "sbhd": (h * d, d, b * h * d, 1),
         "gaps": (h * (s * (2 * d + 3) + 5), s * (2 * d + 3) + 5, 2 * d + 3, 2),
         "bhds": (h * s * d, s * d, 1, s),
+        "interleaved": (s * h * 3 * d, d, h * 3 * d, 1),
         "packed": (s * h * d, d, h * d, 1),
     }[layout]
 

@@ -60,7 +60,7 @@ MASKS = {
     "no scale": Case(scale=None, spread=0.5),
     "large scores": Case(scale=40.0, window=TL),
 }
-LAYOUTS = ("bshd", "sbhd", "gaps", "bhds")
+LAYOUTS = ("bshd", "sbhd", "gaps", "bhds", "interleaved")
 TYPES = [(D.HALF, D.FLOAT), (D.BFLOAT16, D.FLOAT), (D.DOUBLE, D.DOUBLE), (D.FP8_E4M3, D.FLOAT)]
 
 

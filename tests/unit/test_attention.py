@@ -193,6 +193,21 @@ def test_text_round_trip(name):
         assert again._opgraph.key == g._opgraph.key
 
 
+def test_every_argument_is_in_the_key():
+    """Graphs that differ in one number or flag share no kernel."""
+    plain = Case(window=(5, 3, False), score_mod="softcap", dropout=0.25)
+    variants = [{}, {"scale": 0.5}, {"scale": None}, {"window": (4, 3, False)}, {"window": (5, 2, False)}, {"window": (5, 3, True)}, {"alibi": True}]
+    variants += [{"dropout": 0.5}, {"score_mod": "square"}, {"score_mod": ""}, {"statistics": False}, {"sink": True}, {"h_k": 1}]
+    keys = set()
+    for changes in variants:
+        case = replace(plain, **changes)
+        g = graphdnn.pygraph(device="cpu", **arguments(case))
+        forward(case, feeds(case))(g)
+        g.build_operation_graph()
+        keys.add(g._opgraph.key)
+    assert len(keys) == len(variants)
+
+
 def test_text_has_the_fields_of_the_page():
     g = graphdnn.pygraph(device="cpu", **arguments(Case()))
     forward(Case(scale=0.1, window=TL), feeds(Case(scale=0.1, window=TL)))(g)
