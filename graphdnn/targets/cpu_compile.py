@@ -36,7 +36,7 @@ def compile_object(source: Source, namespace: dict[str, Any]) -> tuple[ObjectCod
         with global_compiler_lock, paused_collector():
             module, native = _lower(namespace[source.entry], source)
             _add_entry(module, native, source)
-            image, text = _optimize(module)
+            image, text = _optimize(module, slp=not str(source.spec.fields.get("calc", "")).startswith("int"))
     except (NumbaError, SyntaxError, KeyError, NameError, NotImplementedError) as error:
         raise _failed("numba cannot compile the generated kernel", source, error, "report it with the text of plan.source") from error
     except (AttributeError, ImportError) as error:
@@ -158,8 +158,9 @@ def _disjoint_body(module: Any, native: str) -> Any:
     return other
 
 
-def _optimize(module: Any) -> tuple[bytes, str]:
-    """Run LLVM's -O3 for this CPU; object code and optimized text."""
+def _optimize(module: Any, slp: bool) -> tuple[bytes, str]:
+    """Run LLVM's -O3 for this CPU; object code and optimized text. ``slp``: with the SLP vectorizer, which in LLVM 20 fails an assertion (and so ends
+    the process) on sums of many integer products that were unrolled over a few elements; such kernels gain nothing from it."""
     import llvmlite.binding as llvm
 
     triple, name, features = host_cpu()
@@ -170,7 +171,8 @@ def _optimize(module: Any) -> tuple[bytes, str]:
         cpu=name, features=features, opt=3, reloc="static" if triple.startswith("x86") else "default", codemodel="jitdefault", jit=True
     )
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = options.loop_unrolling = True
+    options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
+    options.slp_vectorization = slp
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return machine.emit_object(module), str(module)

@@ -121,6 +121,13 @@ def nvfp4(g):
     out(g.matmul(g.block_scale_dequantize(a, sa, [1, 16]), g.block_scale_dequantize(b, sb, [16, 1])), D.BFLOAT16)
 
 
+def int8_chain(g):
+    """int8 weights and activations, scale, bias and activation, back to int8."""
+    y = g.matmul(tensor(g, (2, 200, 72), D.INT8), tensor(g, (2, 72, 136), D.INT8), compute_data_type=D.INT32).set_data_type(D.INT32)
+    y = g.mul(y, tensor(g, (1, 1, 136)), compute_data_type=F32).set_data_type(F32)
+    out(g.relu(g.add(y, tensor(g, (1, 1, 136)), compute_data_type=F32), compute_data_type=F32), D.INT8)
+
+
 def moe(mode):
     """And for NONE the gradient of the weights."""
 
@@ -181,6 +188,7 @@ GRAPHS = {
     "conv data gradient, strided, prologue": conv(kind="dgrad", stride=2),
     "conv weight gradient, grouped": conv(kind="wgrad", groups=2),
     "movement": movement,
+    "int8 chain": int8_chain,
     "moe": moe(graphdnn.moe_grouped_matmul_mode.NONE),
     "moe scatter": moe(graphdnn.moe_grouped_matmul_mode.SCATTER),
     "attention": attention(attn_scale=0.125, use_causal_mask=True),
