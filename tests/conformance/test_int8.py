@@ -25,7 +25,7 @@ def done(y, name="y", dtype=I8):
 
 def one_kernel(build, device, kernels=1, **data):
     """All of a graph's inputs take every value of their type, unless said otherwise."""
-    outcome = check_graph(build, device, data={n: FULL for n in ("a", "b", "x", "w", "z", "dy")} | data, runs=1)
+    outcome = check_graph(build, device, data=dict.fromkeys(("a", "b", "x", "w", "z", "dy"), FULL) | data, runs=1)
     assert outcome.graph.explain().kernels == kernels, outcome.graph.explain()
     return outcome
 
