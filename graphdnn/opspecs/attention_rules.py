@@ -136,6 +136,10 @@ def _bounds(node: NodeDecl) -> None:
     if node.attrs.get("diagonal_alignment", "TOP_LEFT") not in ("TOP_LEFT", "BOTTOM_RIGHT"):
         found = node.attrs["diagonal_alignment"]
         raise ValidationError(explain("diagonal_alignment is not known", node=node.name, expected="TOP_LEFT or BOTTOM_RIGHT", found=found))
+    bound = any(node.attrs.get(name) is not None for name in ("left_bound", "right_bound"))
+    if node.attrs.get("diagonal_alignment") == "BOTTOM_RIGHT" and not bound:
+        rule, fix = "diagonal_alignment aligns a band, and there is none", "set a bound (right 0: causal), or leave the alignment out"
+        raise ValidationError(explain(rule, node=node.name, expected="a left or right bound beside BOTTOM_RIGHT", found="neither", fix=fix))
 
 
 def pages(node: NodeDecl, size: Sizes) -> None:
