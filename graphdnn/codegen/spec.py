@@ -170,7 +170,8 @@ class Panels:
     panel, on the panel's items; it writes the first of them at row 0. ``panel``: the result (workspace, shape (1, rows, N), unit column stride),
     first item at row 0. ``epilogue``: per panel, on the panel's items. The last argument of pack A and of the epilogue, a ``Constant`` of type
     int64, is replaced by the first item of the panel; their ``grid`` is not read. Without a pack, a matrix needs a unit stride along rows or
-    columns, or np.matmul leaves BLAS for a slow loop.
+    columns, or np.matmul leaves BLAS for a slow loop. ``block``: items of the epilogue are blocks of so many rows of a batch (fewer at its end),
+    counted through the batches; a panel of less than a batch is then whole blocks.
     """
 
     a: Matrix
@@ -180,6 +181,7 @@ class Panels:
     epilogue: Launch
     pack_a: Launch | None = None
     pack_b: Launch | None = None
+    block: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ base.py          the contract (check_support / candidates / check / cost / lower
 space.py         loop variables and loop nests that the families share
 pointwise.py     0  any DAG of pointwise and movement ops over one space
 reduction.py     1  reductions of one space over the same axes
-matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart, matmul_cpu.py (loops: strips.py) and matmul_cuda.py lower it
+matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart; matmul_cpu.py (loops: strips.py), matmul_cuda.py, matmul_sums.py lower it
 conv_gemm.py     5  portable convolution, lowered like matmul_simt
 conv_direct.py   6  convolution on a CPU, without a matrix
 attention_fwd.py 9  attention, forward; attention_parts.py: sizes and addresses of a node, attention_score.py: what happens to a score,

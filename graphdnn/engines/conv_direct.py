@@ -7,7 +7,8 @@ padding included, to a buffer on the thread's stack; tiles of 6 outputs x 64 byt
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from graphdnn.engines import conv_lanes
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, placeholder, roofline
 from graphdnn.engines.conv_lanes import LanesCpu
 from graphdnn.engines.matmul_parts import MatmulParts, take_apart
+from graphdnn.engines.matmul_sums import Partials, end_of, finish, partials
 from graphdnn.engines.strips import runs_along_rows, strips
 from graphdnn.ir.index import Linear, Var, rewrite, slope
 from graphdnn.ir.opgraph import OperationGraph
@@ -82,10 +84,8 @@ class ConvDirect(Engine):
         node = graph.nodes[region.anchors[0]]
         if any(form.window is None for form in contractions(node, graph)):
             return reject(f"conv_direct: the anchor '{node.name}' of the region does not slide over an image ({node.op}, or too many strides)")
-        if region.epilogue_reductions:
-            name = graph.nodes[region.epilogue_reductions[0]].name
-            return reject(f"conv_direct: reduction '{name}' of the results; conv_direct has none in its epilogue")
-        return fits(lambda: take_apart(graph, region, placeholder(region), True, _forms(graph, region)[0]))
+        status = fits(lambda: take_apart(graph, region, placeholder(region), True, _forms(graph, region)[0]))
+        return _accepts_sums(graph, region) if status and region.epilogue_reductions else status
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         return (DirectCpu(), DirectCpu(24), LanesCpu(), LanesCpu(4, 16), LanesCpu(1, 8))
@@ -94,6 +94,9 @@ class ConvDirect(Engine):
         if device.kind != "cpu":
             return reject(f"conv_direct: made for a CPU's vector registers and stack; the device is {device.name}")
         if isinstance(knobs, LanesCpu):
+            if region.epilogue_reductions:
+                name = graph.nodes[region.epilogue_reductions[0]].name
+                return reject(f"conv_direct: {knobs!r} leaves no partial results, for the reduction '{name}'")
             return self._check_lanes(graph, region, knobs)
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         for form in _forms(graph, region):
@@ -148,6 +151,15 @@ class ConvDirect(Engine):
                 assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
                 recipes.append(_Lowering(parts, form, sizes, min(knobs.strip, sizes.outputs), words, title).recipe())
         return joined(recipes)
+
+
+def _accepts_sums(graph: OperationGraph, region: Region) -> Status:
+    forms = _forms(graph, region)
+    parts = take_apart(graph, region, placeholder(region), True, forms[0])
+    for s, place in zip(parts.sums, parts.places, strict=True):
+        if len(forms) > 1 or place is None or place.kind == "row":
+            return reject(f"conv_direct: reduction '{s.node.name}' is not of all results or of channels, or those are made in {len(forms)} passes")
+    return OK
 
 
 def _forms(graph: OperationGraph, region: Region) -> tuple[Contraction, ...]:
@@ -212,13 +224,21 @@ class _Lowering:
         weights = Buffer("workspace", -1, 0)
         pack, pack_launch = self._pack(weights)
         signature = p.signature.empty()
-        fields = self._fields(signature) | {"fill": self._fill(signature), "after": self._after(signature)}
+        items, scratch = _items(self.form, s, self.strip), (nbytes + 255) // 256 * 256
+        found = partials(p, scratch, 1, items // p.batches)
+        fields = self._fields(signature) | {"fill": self._fill(signature), "after": self._after(signature, found)}
         fields |= self._window() | {"weights": signature.buffer(p.calc, weights)}
+        fields["sums"] = [
+            {"name": x.acc.name, "hold": x.acc.hold, "start": x.acc.identity, "partial": signature.buffer(x.acc.hold, x.buffer, written=True)}
+            | {"by_column": x.place.kind == "column"}
+            for x in found
+        ]
         name = entry_name(self.words, fields, signature.params)
         kernel = KernelSpec("cpu/conv_direct.py.j2", name, signature.params, fields)
         steps: list[Step] = [Memset(weights, nbytes)] if s.columns % s.width else []
-        launch = Launch(1, _items(self.form, s, self.strip), signature.args)
-        return Recipe((pack, kernel), (*steps, pack_launch, launch), (nbytes + 255) // 256 * 256)
+        ends = [finish(p, x, self.words, self.title, "int64", False) for x in found]
+        launches = [Launch(1, items, signature.args), *(Launch(2 + i, count, args) for i, (_, count, args) in enumerate(ends))]
+        return Recipe((pack, kernel, *(k for k, _, _ in ends)), (*steps, pack_launch, *launches), end_of(found, scratch))
 
     def _pack(self, target: Buffer) -> tuple[KernelSpec, Launch]:
         """Weights in blocks of a tile's width: [group][block][tap, channel][column]."""
@@ -287,11 +307,15 @@ class _Lowering:
         weight = f"(({group} * {s.blocks} + jb) * {s.depth} + w * {depth}) * {s.width}"
         return {"taps": s.lines * (1 if joined else s.taps), "window": window, "lda": lda, "ka": ka, "weight": weight, "depth": depth}
 
-    def _after(self, signature: Signature) -> dict[str, Any]:
+    def _after(self, signature: Signature, sums: Sequence[Partials]) -> dict[str, Any]:
         """The epilogue over the tile."""
         p, q, ld = self.parts, self.form.m[-1], self.sizes.blocks * self.sizes.width
         along_rows = runs_along_rows(p.loops.epilogue, (q,), (p.n,))
         part = lanes(p.loops.epilogue, signature, p.n if along_rows else q, 1, IndexWriter("int64"), IndexWriter("int64", "ql"))
         place = f"({q.name} - q0) * {ld} + jl" if along_rows else f"(jl - q0) * {ld} + {p.n.name}"
         names = {"row": q.name, "column": p.n.name, "along_rows": along_rows}
-        return names | {"setup": part.setup, "body": part.body, "c": p.c_text(f"tile[{place}]")}
+        body = part.body
+        for x in sums:
+            if x.place.kind == "column":
+                body = [re.sub(rf"\b{x.acc.name}\b", f"{x.acc.name}[{'jl' if along_rows else p.n.name}]", line) for line in body]
+        return names | {"setup": part.setup, "body": body, "c": p.c_text(f"tile[{place}]")}

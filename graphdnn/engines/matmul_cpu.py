@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from graphdnn.codegen.spec import Buffer, Constant, KernelSpec, Launch, Matrix, Memset, Panels, Recipe, Step
 from graphdnn.codegen.tape import Load
-from graphdnn.dtypes import data_type, info
-from graphdnn.engines.base import ceil_div, entry_name
+from graphdnn.dtypes import data_type
+from graphdnn.engines.base import ceil_div, entry_name, power_of_two
 from graphdnn.engines.matmul_parts import MatmulParts, Operand
+from graphdnn.engines.matmul_sums import Partials, end_of, finish, partials
 from graphdnn.engines.strips import GRAIN, Strips, merged, runs_along_rows, strip_of, strips
 from graphdnn.ir.index import Linear, Var, depends, rename, var
 
@@ -19,7 +21,10 @@ DEPTH = 8192
 """Longest sum whose packed input still stays in cache; a longer one is made in chunks."""
 STACK = 1 << 17
 """Bytes of a packed row on a thread's stack."""
-_BLAS = {"float32": data_type.FLOAT, "float64": data_type.DOUBLE}
+BLOCK = 1 << 15
+"""Results that are reduced together, in 16 to 128 whole rows: how they are cut must not depend on threads."""
+BLAS = {"float32": data_type.FLOAT, "float64": data_type.DOUBLE}
+"""Register types that BLAS multiplies."""
 
 
 class _Scratch:
@@ -39,7 +44,7 @@ def lower(parts: MatmulParts, rows: int, words: str, title: list[str]) -> Recipe
     if parts.reduced == 0:
         return Recipe((), ())
     lowering = _Lowering(parts, words, title)
-    return lowering.panels(rows) if parts.calc in _BLAS else lowering.dots()
+    return lowering.panels(rows) if parts.calc in BLAS else lowering.dots()
 
 
 class _Lowering:
@@ -51,6 +56,7 @@ class _Lowering:
         loops = parts.loops
         self.batch, self.m, self.k, self.a, self.b = list(parts.batch), list(loops.m), list(loops.k), loops.a, loops.b
         self.chunks: list[Var] = []
+        self.block = max(16, min(128, power_of_two(BLOCK // max(parts.n.size, 1) // 2 + 1))) if parts.sums else 1
 
     @property
     def stack(self) -> list[Var]:
@@ -65,14 +71,16 @@ class _Lowering:
         batches, m, n = _count(self.stack), _count(self.m), p.n.size
         whole = batches == 1 or rows < m or bool(self.chunks)  # chunks of one product are added one after the other
         rows = min(self._strips(rows), m) if whole else min(rows // m, batches) * m
-        dtype = _BLAS[p.calc]
+        if p.sums and rows < m:
+            rows = min(ceil_div(rows, self.block) * self.block, m)
+        dtype = BLAS[p.calc]
         a, pack_a = self._left(dtype, rows)
         b, pack_b = self._right(dtype)
-        along_rows = bool(p.sums) or runs_along_rows(p.loops.epilogue, self.m, (p.n,))
+        along_rows = any(x is not None and x.kind == "row" for x in p.places) or runs_along_rows(p.loops.epilogue, self.m, (p.n,))
         panel = Matrix(self.scratch.take(rows * n * self.item), dtype, (1, rows, n), (0, n, 1) if along_rows else (0, 1, rows))
         if not self.chunks:
             epilogue, after = self._epilogue(panel, along_rows, True)
-            return self._recipe(Panels(a, b, panel, rows, epilogue, pack_a, pack_b), *after)
+            return self._recipe(Panels(a, b, panel, rows, epilogue, pack_a, pack_b, self.block), *after)
         size = _count(self.batch) * m * n * self.item
         total = Matrix(self.scratch.take(size), dtype, (_count(self.batch), m, n), (m * n, n, 1))
         panel = replace(panel, strides=(0, n, 1))
@@ -138,10 +146,11 @@ class _Lowering:
             a = self.scratch.take(p.batches * m * k * self.item)
             steps += [self._pack(self.a, self.m, self.k, a, None, p.batch)] if k else []
             fields |= {"pa": signature.buffer(p.calc, a), "left": f"o * {k}"}
-        last, after = self._sums(signature, fields)
+        found = self._partials(m)
+        fields["after"] = [f"{signature.buffer(s.acc.hold, s.buffer, written=True)}[o] = {s.acc.name}" for s in found]
         name = entry_name(self.words, fields, signature.params)
-        launch = self._launch(KernelSpec("cpu/matmul_dot.py.j2", name, signature.params, fields), p.batches * m, last, k * n)
-        return self._recipe(*steps, launch, *after)
+        launch = self._launch(KernelSpec("cpu/matmul_dot.py.j2", name, signature.params, fields), p.batches * m, signature.args, k * n)
+        return self._recipe(*steps, launch, *self._combine(found))
 
     # -- inputs ---------------------------------------------------------------------------------------------------------------------------
     def _left(self, dtype: data_type, rows: int) -> tuple[Matrix, Launch | None]:
@@ -214,15 +223,19 @@ class _Lowering:
         """A kernel that finishes the results in ``source``: a ``panel``, whose first row is given when it runs, or all of them."""
         p = self.parts
         signature = self._fresh()
-        walk = strips(p.loops.epilogue, signature, self.batch, self.m, (p.n,), along_rows)
+        walk = strips(p.loops.epilogue, signature, self.batch, self.m, (p.n,), along_rows, ("row0", "row1") if p.sums else ("lo", "hi"))
         fields = walk.fields | {"header": self.title}
-        fields["setup"] = [*fields["setup"], *(f"{s.name} = {s.identity}" for s in p.sums)]
         pointer = signature.buffer(p.calc, source.buffer)
-        _, after = self._sums(signature, fields)
+        blocks = ceil_div(_count(self.m), self.block)
+        found = self._partials(_count(self.batch) // p.batches * blocks)
+        fields |= self._blocks(found, signature, walk, along_rows) if found else {}
         base = signature.value("int64", Constant(0, "int64")) if panel else None
         fields["body"] = [f"c = {p.c_text(f'{pointer}[{_place(walk, base, source.strides)}]')}", *fields["body"]]
-        kernel = KernelSpec("cpu/strips.py.j2", entry_name(self.words, fields, signature.params), signature.params, fields)
-        return self._launch(kernel, _count(self.batch) * _count(self.m), signature.args, p.n.size, walk.grain(p.n.size)), after
+        template = "cpu/strip_blocks.py.j2" if found else "cpu/strips.py.j2"
+        kernel = KernelSpec(template, entry_name(self.words, fields, signature.params), signature.params, fields)
+        items, grain = (blocks, None) if found else (_count(self.m), walk.grain(p.n.size))
+        launch = self._launch(kernel, _count(self.batch) * items, signature.args, self.block * p.n.size, grain)
+        return launch, self._combine(found)
 
     def _add(self, panel: Matrix, total: Matrix) -> Launch:
         """A kernel that adds a panel of one chunk to the sums. Panels come one after the other, so that the order of additions is fixed."""
@@ -243,33 +256,42 @@ class _Lowering:
         setup = [*walk.fields["setup"], *(f"{s.name} = {s.identity}" for s in p.sums)]
         return {"header": self.title, "setup": setup, "body": walk.fields["body"], "after": []}
 
-    def _sums(self, signature: Any, fields: dict[str, Any]) -> tuple[tuple[Any, ...], list[Step]]:
-        """Adds a partial result per row to ``fields``; returns the arguments so far and the steps that combine them."""
-        p = self.parts
-        steps: list[Step] = []
-        for s in p.sums:
-            buffer = self.scratch.take(p.batches * p.m.size * (8 if s.hold.endswith("64") else 4))
-            fields["after"] = [*fields["after"], f"{signature.buffer(s.hold, buffer, written=True)}[o] = {s.name}"]
-            steps.append(self._combine(s, buffer))
-        return signature.args, steps
+    # -- reductions -----------------------------------------------------------------------------------------------------------------------
+    def _partials(self, down: int) -> list[Partials]:
+        """Partial results where the rows of a batch are cut into ``down`` pieces."""
+        found = partials(self.parts, self.scratch.size, 1, down)
+        self.scratch.size = end_of(found, self.scratch.size)
+        return found
 
-    def _combine(self, s: Any, partial: Buffer) -> Launch:
-        p = self.parts
-        signature = self._fresh()
-        source = signature.buffer(s.hold, partial)
-        out = signature.graph.tensors[s.node.output_ids[0]]
-        value = s.finished(s.name, p.reduced, signature.graph)
-        target = signature.pointer(s.node.output_ids[0], written=True)
-        fields = {
-            "header": self.title,
-            "sums": [{"name": s.name, "identity": s.identity}],
-            "split": p.batches * p.m.size,
-            "output_split": [],
-            "body": [f"{s.name} = {s.combined(s.name, f'{source}[r]')}"],
-            "finish": [f"y = {value}", f"{target}[0] = {info(out.dtype).encode.format('y')}"],
-        }
-        name = entry_name(f"{self.words}_finish", fields, signature.params)
-        return self._launch(KernelSpec("cpu/reduction_finish.py.j2", name, signature.params, fields), 1, signature.args, 1)
+    def _combine(self, found: list[Partials]) -> list[Step]:
+        ends = [finish(self.parts, s, self.words, self.title, "int64", False) for s in found]
+        return [self._launch(kernel, items, args, s.each) for s, (kernel, items, args) in zip(found, ends, strict=True)]
+
+    def _blocks(self, found: list[Partials], signature: Any, walk: Strips, along_rows: bool) -> dict[str, Any]:
+        """Fields of the template ``cpu/strip_blocks.py.j2``: accumulators of a block, of each row, or, in memory or in turn, of each column."""
+        n, m = self.parts.n.size, _count(self.m)
+        blocks = ceil_div(m, self.block)
+        first = f"block // {blocks} * {m}"
+        span = [f"row0 = {first} + block % {blocks} * {self.block}", f"row1 = min(row0 + {self.block}, {first} + {m})"]
+        lines: dict[str, list[str]] = {k: [] for k in ("starts", "starts_of_columns", "after_column", "ends")}
+        lines |= {k: list(walk.fields[k]) for k in ("setup", "middle", "body", "after")}
+        for s in found:
+            name, p = s.acc.name, signature.buffer(s.acc.hold, s.buffer, written=True)
+            if s.place.kind == "full":
+                lines["starts"].append(f"{name} = {s.acc.identity}")
+                lines["ends"].append(f"{p}[block] = {name}")
+            elif s.place.kind == "row":
+                lines["setup"].append(f"{name} = {s.acc.identity}")
+                lines["after"].append(f"{p}[o] = {name}")
+            else:
+                lines["starts_of_columns"].append(f"{p}[block * {n} + e] = {s.acc.identity}")
+                column = f"{p}[block * {n} + {walk.column}]"
+                if along_rows:
+                    lines["body"] = [re.sub(rf"\b{name}\b", column, line) for line in lines["body"]]
+                else:
+                    lines["middle" if walk.fields["middle"] else "setup"].append(f"{name} = {column}")
+                    lines["after_column"].append(f"{column} = {name}")
+        return lines | {"span": span, "columns": n}
 
     # -- small things ---------------------------------------------------------------------------------------------------------------------
     def _fresh(self) -> Any:

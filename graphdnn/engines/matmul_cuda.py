@@ -9,11 +9,13 @@ from typing import Any
 from graphdnn.codegen.body import Signature, tape_lines
 from graphdnn.codegen.dialect import IndexWriter, decompose, index_type, literal
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Memset, Recipe, Step
-from graphdnn.dtypes import info
 from graphdnn.engines.base import Knobs, ceil_div, entry_name
 from graphdnn.engines.matmul_parts import MatmulParts, Operand, step
+from graphdnn.engines.matmul_sums import Partials, end_of, finish, partials, result
 from graphdnn.ir.index import Var
 
+COUNTER = 256
+"""Bytes before the partial results of all values; the counter of finished blocks is the first four."""
 PAD = 4
 """Elements between the rows of a shared tile, against bank conflicts; keeps 16-byte alignment of float32."""
 
@@ -91,18 +93,23 @@ def lower(parts: MatmulParts, tile: SimtTile, words: str, title: list[str], plac
         "b": _input(parts.b, _along_k(parts.loops.b, (parts.n,), parts.loops.k), tile.bn * tile.bk, tile, signature, itype, "qb"),
         "c": parts.c_text("total"),
         "epilogue": tape_lines(parts.epilogue, signature, IndexWriter(itype, "qe")),
-        "by_rows": _by_rows(parts),
         "half": tile.threads // 2,
+        "blocks": blocks,
     }
     if place:
         fields["a"]["lines"] = [*place.source(signature, itype), *fields["a"]["lines"]]
         fields["epilogue"] = [*place.target(signature, itype), *fields["epilogue"]]
         fields |= {"origin": place.origin(signature, itype, tile_m), "m": "m_end", "k": "k_end", "k_first": "k_first"}
-    sums, scratch, steps = _sums(parts, signature, blocks, tile.threads)
-    fields |= {"sums": sums, "counter": scratch, "blocks": blocks}
-    name = entry_name(words, fields, signature.params, tile)
-    kernel = KernelSpec("cuda/matmul_simt.py.j2", name, signature.params, fields, block=tile.threads)
-    return Recipe((kernel,), (*steps, Launch(0, blocks, signature.args)), _scratch_bytes(parts, blocks))
+    every = partials(parts, COUNTER if any(p and p.kind == "full" for p in parts.places) else 0, tiles[1], tiles[0])
+    full, lines = ([p for p in every if (p.place.kind == "full") is whole] for whole in (True, False))
+    fields |= _sums(full, signature) | _line_sums(lines, signature, tile, tiles, itype)
+    by_rows = lines[0].place.kind == "column" if lines else _by_rows(parts)  # a thread stays in its column, or in its row
+    name = entry_name(words, fields | {"by_rows": by_rows}, signature.params, tile)
+    kernel = KernelSpec("cuda/matmul_simt.py.j2", name, signature.params, fields | {"by_rows": by_rows}, block=tile.threads)
+    ends = [finish(parts, p, words, title, itype, True) for p in lines]
+    launches = [Launch(1 + i, grid, args) for i, (_, grid, args) in enumerate(ends)]
+    steps: list[Step] = [Memset(Buffer("workspace", -1, 0), 4)] if full else []
+    return Recipe((kernel, *(k for k, _, _ in ends)), (*steps, Launch(0, blocks, signature.args), *launches), end_of(every, 0))
 
 
 def _along_k(x: Operand, rows: Sequence[Var], k: Sequence[Var]) -> bool:
@@ -129,37 +136,41 @@ def _by_rows(parts: MatmulParts) -> bool:
     return not stores or (step(stores[0], (parts.n,)) or 1) <= (step(stores[0], parts.loops.m) or 1 << 60)
 
 
-def _scratch_bytes(parts: MatmulParts, blocks: int) -> int:
-    return 256 + sum(_partial_bytes(s.hold, blocks) for s in parts.sums) if parts.sums else 0
+def _row(p: Partials, signature: Signature) -> dict[str, Any]:
+    partial = signature.buffer(p.acc.hold, p.buffer, written=True)
+    return {
+        "name": p.acc.name,
+        "hold": p.acc.hold,
+        "identity": p.acc.identity,
+        "slot": p.acc.name.replace("acc", "part"),
+        "partial": partial,
+        "tree": p.acc.combined("left", "right"),
+        "gather": p.acc.combined(p.acc.name, f"{partial}[r]"),
+    }
 
 
-def _partial_bytes(hold: str, blocks: int) -> int:
-    return (blocks * (8 if hold.endswith("64") else 4) + 255) // 256 * 256
+def _sums(full: Sequence[Partials], signature: Signature) -> dict[str, Any]:
+    """Reductions of everything: a partial result per block; the last block to finish combines them in a fixed order."""
+    counter = signature.buffer("uint32", Buffer("workspace", -1, 0), written=True) if full else ""
+    rows = [_row(p, signature) | {"finish": result(p, signature, IndexWriter("uint32"))} for p in full]
+    return {"sums": rows, "counter": counter}
 
 
-def _sums(parts: MatmulParts, signature: Signature, blocks: int, threads: int) -> tuple[list[dict[str, Any]], str, list[Step]]:
-    """Epilogue reductions: a partial result per block in the workspace; the last block to finish combines them in a fixed order."""
-    if not parts.sums:
-        return [], "", []
-    counter = signature.buffer("uint32", Buffer("workspace", -1, 0), written=True)
-    rows, at = [], 256
-    for k, s in enumerate(parts.sums):
-        partial = signature.buffer(s.hold, Buffer("workspace", -1, at), written=True)
-        at += _partial_bytes(s.hold, blocks)
-        out = signature.graph.tensors[s.node.output_ids[0]]
-        value = s.finished(s.name, parts.reduced, signature.graph)
-        rows.append(
-            {
-                "name": s.name,
-                "hold": s.hold,
-                "identity": s.identity,
-                "slot": f"part{k}",
-                "partial": partial,
-                "tree": s.combined("left", "right"),
-                "gather": s.combined(s.name, f"{partial}[r]"),
-                "result": value,
-                "target": signature.pointer(s.node.output_ids[0], written=True),
-                "encoded": info(out.dtype).encode.format("y"),
-            }
-        )
-    return rows, counter, [Memset(Buffer("workspace", -1, 0), 4)]
+def _line_sums(lines: Sequence[Partials], signature: Signature, tile: SimtTile, tiles: tuple[int, int], itype: str) -> dict[str, Any]:
+    """Reductions of columns or of rows: the threads of a column (row) of the tile meet, and leave a partial result for it."""
+    if not lines:
+        return {"line_sums": []}
+    columns = lines[0].place.kind == "column"
+    extent, width = (tile.bn, lines[0].width) if columns else (tile.bm, lines[0].width)
+    piece = f"{itype}(tile // {itype}({tiles[1]}))"  # counted through the batches
+    if not columns:
+        piece = f"{itype}({itype}({itype}(tile // {itype}({tiles[0] * tiles[1]})) * {itype}({tiles[1]})) + {itype}(tile % {itype}({tiles[1]})))"
+    return {
+        "line_sums": [_row(p, signature) for p in lines],
+        "line": "n" if columns else "m",
+        "line_start": "n0" if columns else "m0",
+        "lines": width,
+        "extent": extent,
+        "half_line": tile.threads // extent // 2,
+        "place": f"{itype}({itype}({piece} * {itype}({width})) + {'n' if columns else 'm'})",
+    }

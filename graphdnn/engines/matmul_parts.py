@@ -18,11 +18,12 @@ from graphdnn.codegen.tape import Load, Store, Tape, TapeBuilder
 from graphdnn.dtypes import info
 from graphdnn.engines.reduction_parts import Accumulator, accumulate, accumulators
 from graphdnn.engines.space import nest
-from graphdnn.ir.index import Index, Var, divide, modulo, rename, slope, var
+from graphdnn.ir.index import ZERO, Index, Linear, Var, atoms, divide, modulo, offset, rename, slope, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes import places as positions
 from graphdnn.passes.collapse import apply, collapse
-from graphdnn.passes.places import moved, places
+from graphdnn.passes.places import moved, of_all, reduced_axes
 from graphdnn.passes.regions import Region
 
 
@@ -37,6 +38,17 @@ class Operand:
     def mapped(self, change: Callable[[Tape], Tape]) -> Operand:
         """With another form of its tape."""
         return replace(self, tape=change(self.tape))
+
+
+@dataclass(frozen=True)
+class Place:
+    """What an epilogue reduction leaves: one number ("full"), or one for every "column" or "row" of each of ``groups`` runs of the batch. ``offset``:
+    element of its tensor in the batch variables and n, or those and the loops of m. ``count``: elements behind a number."""
+
+    kind: str
+    groups: int
+    offset: Linear
+    count: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,8 @@ class MatmulParts:
     sum.
 
     The epilogue tape reads ``c``, the sum already rounded to the result tensor; ``c_text`` gives it from an expression of the sum. It ends with
-    one combining line for each of ``sums`` (accumulators ``acc0`` ...). ``loops``: the same before m and k were made one number.
+    one combining line for each of ``sums`` (accumulators ``acc0`` ...), whose results go to ``places`` (None: no place that the engines know).
+    ``loops``: the same before m and k were made one number.
     """
 
     signature: Signature
@@ -71,6 +84,7 @@ class MatmulParts:
     sums: list[Accumulator]
     calc: str
     loops: Loops
+    places: list[Place | None]
 
     @property
     def batches(self) -> int:
@@ -83,7 +97,7 @@ class MatmulParts:
 
     @property
     def reduced(self) -> int:
-        """Elements of one batch of results, times the batches: what each epilogue reduction runs over."""
+        """Elements of one batch of results, times the batches: what a reduction of all of them runs over."""
         return self.batches * self.m.size * self.n.size
 
 
@@ -95,7 +109,8 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
     calc = info(node.compute).register
     a, b = operand(graph, region, form.a, calc, "a"), operand(graph, region, form.b, calc, "b")
     sums = accumulators(graph, region.epilogue_reductions, cpu)
-    batch, (left, right, epilogue) = _batch(form, (a.tape, b.tape, epilogue_tape(graph, region, sums, form.out)))
+    places = [_place(graph, s.node, form) for s in sums]
+    batch, (left, right, epilogue), places = _batch(form, (a.tape, b.tape, epilogue_tape(graph, region, sums, form.out)), places)
     rows, depth = _order(graph, form.m, [*epilogue.stores(), *left.loads()]), _order(graph, form.k, left.loads())
     loops = Loops(rows, depth, replace(a, tape=left), replace(b, tape=right), epilogue)
     m, k = whole("m", loops.m), whole("k", loops.k)
@@ -104,7 +119,7 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
         return flattened(flattened(tape, loops.m, m), loops.k, k)
 
     return MatmulParts(
-        Signature(graph, memory), node, batch, m, form.n, k, loops.a.mapped(flat), loops.b.mapped(flat), flat(epilogue), sums, calc, loops
+        Signature(graph, memory), node, batch, m, form.n, k, loops.a.mapped(flat), loops.b.mapped(flat), flat(epilogue), sums, calc, loops, places
     )
 
 
@@ -152,7 +167,7 @@ def epilogue_tape(graph: OperationGraph, region: Region, sums: list[Accumulator]
     node = graph.nodes[region.anchors[0]]
     builder = TapeBuilder(graph, region.reads, {node.output_ids[0]: ("c", index)})
     reduced = {s.node.output_ids[0] for s in sums}
-    place = places(graph, region.anchors, region.nodes, region.space)
+    place = positions.places(graph, region.anchors, region.nodes, region.space)
     for t in region.stores:
         if t not in reduced:
             builder.store(t, moved(place[t], region.space, index))
@@ -160,10 +175,35 @@ def epilogue_tape(graph: OperationGraph, region: Region, sums: list[Accumulator]
     return builder.tape
 
 
-def _batch(form: Contraction, tapes: tuple[Tape, Tape, Tape]) -> tuple[list[Var], list[Tape]]:
-    """The batch loops, merged over all tapes. They keep their order (the result's, slowest first): CPU panels count rows through them."""
-    fresh, joined, _ = nest(form.batch, Tape([i for t in tapes for i in t.items]), [], names="z", last="z")
+def _place(graph: OperationGraph, node: Node, form: Contraction) -> Place | None:
+    axes, space, result = reduced_axes(graph, node), graph.tensors[node.input_ids[0]].dim, graph.tensors[node.output_ids[0]]
+    count = math.prod(space[a] for a in axes)
+    if of_all(space, axes):
+        return Place("full", 1, ZERO, count)
+    gone = {v for a in axes for v in _variables(form.out[a])}
+    kept = {v for a, e in enumerate(form.out) if a not in axes for v in _variables(e)}
+    m, n = ({v for v in loops if v.size > 1} for loops in (form.m, (form.n,)))
+    batch = [v for v in form.batch if v.size > 1]
+    groups = list(itertools.takewhile(lambda v: v in kept, batch))
+    if not gone.issuperset(batch[len(groups) :]):
+        return None
+    same_rank = len(result.dim) == len(space)
+    at = offset(tuple(ZERO if a in axes else e for a, e in enumerate(form.out) if same_rank or a not in axes), result.strides)
+    for kind, lines, others in (("column", n, m), ("row", m, n)):
+        if gone - set(batch) == others and kept - set(batch) == lines:
+            return Place(kind, math.prod(v.size for v in groups), at, count)
+    return None
+
+
+def _variables(e: Linear) -> set[Var]:
+    return {a for a in atoms(e) if isinstance(a, Var)}
+
+
+def _batch(form: Contraction, tapes: tuple[Tape, Tape, Tape], places: list[Place | None]) -> tuple[list[Var], list[Tape], list[Place | None]]:
+    """The batch loops, merged over all tapes and places. They keep their order (the result's, slowest first): CPU panels count rows through them."""
+    ends = [p.offset if p else ZERO for p in places]
+    fresh, joined, ends = nest(form.batch, Tape([i for t in tapes for i in t.items]), [], ends, names="z", last="z")
     items, parts = iter(joined.items), []
     for t in tapes:
         parts.append(Tape(list(itertools.islice(items, len(t.items)))))
-    return fresh, parts
+    return fresh, parts, [replace(p, offset=e) if p else None for p, e in zip(places, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Engine ``matmul_simt``: portable matmul of every data type and any strides, with prologue and epilogue tapes and full epilogue reductions."""
+"""Engine ``matmul_simt``: portable matmul of every data type and any strides, with prologue and epilogue tapes and epilogue reductions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, 
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import MatmulParts, take_apart
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.passes.places import of_all, reduced_axes
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
@@ -54,12 +53,15 @@ class MatmulSimt(Engine):
         node = graph.nodes[region.anchors[0]]
         if not self._takes(node.op):
             return reject(f"{self.name}: the anchor '{node.name}' of the region is another op ({node.op})")
-        for i in region.epilogue_reductions:
-            if not of_all(region.space, reduced_axes(graph, graph.nodes[i])):
-                return reject(
-                    f"{self.name}: reduction '{graph.nodes[i].name}' is not of all results; {self.name} has no partial sums of rows or columns"
-                )
-        return fits(lambda: take_apart(graph, region, placeholder(region), False, self._forms(graph, region)[0]))
+        status = fits(lambda: take_apart(graph, region, placeholder(region), False, self._forms(graph, region)[0]))
+        return self._accepts_sums(graph, region) if status and region.epilogue_reductions else status
+
+    def _accepts_sums(self, graph: OperationGraph, region: Region) -> Status:
+        parts = take_apart(graph, region, placeholder(region), False)
+        for s, place in zip(parts.sums, parts.places, strict=True):
+            if place is None:
+                return reject(f"{self.name}: reduction '{s.node.name}' is not of all results, of columns or of rows", cut=s.node.input_ids[0])
+        return OK
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":
@@ -81,6 +83,13 @@ class MatmulSimt(Engine):
         return 8 if info(graph.nodes[region.anchors[0]].compute).register.endswith("64") else 4
 
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
+        if region.epilogue_reductions:
+            parts = take_apart(graph, region, placeholder(region), False)
+            kinds = {p.kind for p in parts.places if p}
+            if isinstance(knobs, SimtTile) and {"row", "column"} <= kinds:
+                return reject(f"{self.name}: sums of rows and of columns in one kernel: a thread walks a row or a column of its tile")
+            if isinstance(knobs, PanelCpu) and "column" in kinds and parts.calc not in matmul_cpu.BLAS:
+                return reject(f"{self.name}: sums of columns of {parts.calc}: a CPU makes such results row by row, and keeps none of columns")
         if isinstance(knobs, SimtTile) and knobs.shared_bytes(self._item(graph, region)) > STATIC_SHARED:
             return reject(
                 f"{self.name}: {knobs!r} needs {knobs.shared_bytes(self._item(graph, region))} bytes of shared memory; at most {STATIC_SHARED}"

@@ -79,5 +79,5 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
         index = (ZERO, var(to), var(n))
     left, right = operand(graph, region, a, calc, "a"), operand(graph, region, b, calc, "b")
     last = epilogue_tape(graph, region, [], index)
-    product = MatmulParts(Signature(graph, memory), node, batch, m, n, k, left, right, last, [], calc, Loops((by,), (k,), left, right, last))
+    product = MatmulParts(Signature(graph, memory), node, batch, m, n, k, left, right, last, [], calc, Loops((by,), (k,), left, right, last), [])
     return GroupedParts(product, backward, starts, experts, rows, expert, source, target)

@@ -87,12 +87,19 @@ def lower(parts: ReductionParts, knobs: ReductionCuda, words: str, title: list[s
     fields["partials"] = [parts.signature.buffer(s.hold, b, written=True) for s, b in zip(parts.sums, scratch, strict=True)]
     first = _kernel(parts.signature.params, fields, words, threads)
     signature, combine, finish = parts.second(scratch, IndexWriter(itype, "qe"))
-    ty = min(64, threads, power_of_two(knobs.split))
-    tx = max(1, min(threads // ty, power_of_two(parts.size)))
-    after = same | _shape(tx, ty, False) | {"split": 1, "step": knobs.split, "groups": knobs.split, "reduce_split": [], "first": f"{itype}(0)"}
-    after |= {"width": 1, "loads": [], "stores": [], "setup": [], "body": combine, "finish": finish, "partials": []}
-    second = _kernel(signature.params, after, f"{words}_finish", tx * ty)
-    return Recipe((first, second), (Launch(0, blocks, parts.signature.args), Launch(1, ceil_div(parts.size, tx), signature.args)), size)
+    second, grid = combining(same | {"body": combine, "finish": finish}, knobs.split, signature.params, words, threads)
+    return Recipe((first, second), (Launch(0, blocks, parts.signature.args), Launch(1, grid, signature.args)), size)
+
+
+def combining(fields: dict[str, Any], partials: int, params: Any, words: str, threads: int) -> tuple[KernelSpec, int]:
+    """The kernel that combines ``partials`` partial results of each result, number ``r`` of result ``o``, in a fixed order, and its blocks.
+    ``fields``: header, itype, sums, outputs (their number), output_split, body and finish."""
+    itype, results = fields["itype"], fields["outputs"]
+    ty = min(64, threads, power_of_two(partials))
+    tx = max(1, min(threads // ty, power_of_two(results)))
+    after = fields | _shape(tx, ty, False) | {"split": 1, "step": partials, "groups": partials, "reduce_split": [], "first": f"{itype}(0)"}
+    after |= {"width": 1, "loads": [], "stores": [], "setup": [], "partials": []}
+    return _kernel(params, after, f"{words}_finish", tx * ty), ceil_div(results, tx)
 
 
 def _shape(tx: int, ty: int, rows: bool) -> dict[str, Any]:

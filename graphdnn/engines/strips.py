@@ -62,19 +62,29 @@ def runs_along_rows(tape: Tape, rows: Sequence[Var], columns: Sequence[Var]) -> 
     return speed(across) >= speed(by)
 
 
-def strips(tape: Tape, signature: Signature, batch: Sequence[Var], rows: Sequence[Var], columns: Sequence[Var], along_rows: bool) -> Strips:
-    """The loops over a matrix whose rows count through ``batch`` and ``rows``; ``along_rows``: a row is walked element by element."""
+def strips(
+    tape: Tape,
+    signature: Signature,
+    batch: Sequence[Var],
+    rows: Sequence[Var],
+    columns: Sequence[Var],
+    along_rows: bool,
+    span: tuple[str, str] = ("lo", "hi"),
+) -> Strips:
+    """The loops over a matrix whose rows count through ``batch`` and ``rows``; ``along_rows``: a row is walked element by element. ``span``:
+    names of the first row and of the end."""
+    lo, hi = span
     by, tape = merged(tape, rows)
     across, tape = merged(tape, columns)
     if along_rows:
         outer, middle, inner = [*batch, *by], across[:-1], (across or [Var("j", 1)])[-1]
-        spans = {"start": "lo", "stop": "hi", "first": "0", "last": str(inner.size)}
+        spans = {"start": lo, "stop": hi, "first": "0", "last": str(inner.size)}
         row, column = "o", f"w * {inner.size} + jl" if middle else "jl"
     else:
         outer, middle, inner = [*batch, *by[:-1]], across, by[-1]
         size = inner.size
-        spans = {"start": f"lo // {size}", "stop": f"(hi + {size - 1}) // {size}"}
-        spans |= {"first": f"max(lo - o * {size}, 0)", "last": f"min(hi - o * {size}, {size})"}
+        spans = {"start": f"{lo} // {size}", "stop": f"({hi} + {size - 1}) // {size}"}
+        spans |= {"first": f"max({lo} - o * {size}, 0)", "last": f"min({hi} - o * {size}, {size})"}
         row, column = f"o * {size} + jl", "w" if middle else "0"
     part = lanes(tape, signature, inner, 1, IndexWriter("int64"), IndexWriter("int64", "ql"))
     setup, count = decompose("o", outer, "int64"), math.prod(v.size for v in middle)

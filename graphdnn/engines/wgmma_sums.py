@@ -15,7 +15,8 @@ from graphdnn.codegen.dialect import IndexWriter, decompose
 from graphdnn.codegen.spec import Arg, Buffer, KernelSpec, Memset, Step
 from graphdnn.codegen.tape import Assign, Tape, TapeBuilder
 from graphdnn.dtypes import info
-from graphdnn.engines.base import ceil_div, entry_name, power_of_two
+from graphdnn.engines.base import ceil_div
+from graphdnn.engines.reduction_cuda import combining
 from graphdnn.engines.reduction_parts import Accumulator
 from graphdnn.engines.wgmma_parts import Reduced, WgmmaParts
 from graphdnn.ir.index import ZERO, Index, Var, var
@@ -150,39 +151,20 @@ class Sums:
         loop, index = self._results(s)
         builder = TapeBuilder(signature.graph, (), {s.acc.node.output_ids[0]: (s.acc.result, index)}, prefix="w")
         builder.store(s.acc.node.output_ids[0], index)
-        ty = min(64, power_of_two(s.partials))
-        tx = max(1, min(_THREADS // ty, power_of_two(s.results)))
         fields = {
             "header": title,
             "itype": "uint32",
             "sums": [{"name": s.acc.name, "hold": s.acc.hold, "identity": s.acc.identity, "tree": s.acc.combined("left", "right"), "slot": "part0"}],
             "outputs": s.results,
             "output_split": decompose("o", loop, "uint32"),
-            "tx": tx,
-            "ty": ty,
-            "rows": False,
-            "stride": tx,
-            "half": ty // 2,
-            "split": 1,
-            "step": s.partials,
-            "groups": s.partials,
-            "reduce_split": [],
-            "first": "uint32(0)",
-            "width": 1,
-            "loads": [],
-            "stores": [],
-            "setup": [],
             "body": [f"{s.acc.name} = {s.acc.combined(s.acc.name, f'{scratch}[uint32(uint32(r * uint32({s.results})) + o)]')}"],
             "finish": [
                 f"{s.acc.result} = {s.acc.finished(s.acc.name, s.count, signature.graph)}",
                 *tape_lines(builder.tape, signature, IndexWriter("uint32", "qe")),
             ],
-            "partials": [],
         }
-        kernel = KernelSpec(
-            "cuda/reduction.py.j2", entry_name(f"{words}_finish", fields, signature.params, tx * ty), signature.params, fields, block=tx * ty
-        )
-        return kernel, ceil_div(s.results, tx), signature.args
+        kernel, blocks = combining(fields, s.partials, signature.params, words, _THREADS)
+        return kernel, blocks, signature.args
 
     def _results(self, s: Sum) -> tuple[list[Var], Index]:
         """Loop variables over the results, and the index of one."""

@@ -310,12 +310,12 @@ def _wgrad_form(node: Node, inputs: list[Dims], dim: Dims) -> MatmulForm:
     return MatmulForm(lambda a: _rows(a, groups).swapaxes(1, 2), _windows(moves, loss[2:], dim[2:], groups), lambda c: c.reshape(dim))
 
 
-def _op(tag: str, inputs: tuple[str, str], output: str, infer: Any, reference: Any, form: Any) -> OpSpec:
-    return OpSpec(tag, "matmul", inputs, (output,), infer, shapes.check_plain, reference, attrs=ATTRIBUTES, as_matmul=form)
+def _op(tag: str, inputs: tuple[str, str], output: str, infer: Any, reference: Any, form: Any, columns: int) -> OpSpec:
+    return OpSpec(tag, "matmul", inputs, (output,), infer, shapes.check_plain, reference, attrs=ATTRIBUTES, as_matmul=form, columns=columns)
 
 
 SPECS = (
-    _op("CONV_FPROP", ("X", "W"), "Y", _fprop_infer, _fprop_reference, _fprop_form),
-    _op("CONV_DGRAD", ("DY", "W"), "DX", _dgrad_infer, _dgrad_reference, _dgrad_form),
-    _op("CONV_WGRAD", ("DY", "X"), "DW", _wgrad_infer, _wgrad_reference, _wgrad_form),
+    _op("CONV_FPROP", ("X", "W"), "Y", _fprop_infer, _fprop_reference, _fprop_form, 1),
+    _op("CONV_DGRAD", ("DY", "W"), "DX", _dgrad_infer, _dgrad_reference, _dgrad_form, 1),
+    _op("CONV_WGRAD", ("DY", "X"), "DW", _wgrad_infer, _wgrad_reference, _wgrad_form, 0),
 )

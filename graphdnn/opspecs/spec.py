@@ -46,6 +46,7 @@ class OpSpec:
     ``spans(node, dims, arrays, spans of the arrays, arithmetic)``: where a kernel's results may lie, one span per output; None: the role's analysis.
     ``work(input dims, output dims)``: arithmetic operations, where they are not one an element of the output (or none).
     ``as_matmul(node, input dims, output dims)``: a contraction as a matrix product, from which error bounds follow; None: it is one.
+    ``columns``: of such a contraction, the dim of its output that the columns are: an epilogue can keep sums of them, or over them.
     """
 
     tag: str
@@ -65,3 +66,4 @@ class OpSpec:
     spans: Callable[[Node, list[tuple[int, ...]], list[Any], list[Span], Arithmetic], list[Span]] | None = None
     work: Callable[[list[tuple[int, ...]], list[tuple[int, ...]]], int] | None = None
     as_matmul: Callable[[Node, list[tuple[int, ...]], tuple[int, ...]], MatmulForm] | None = None
+    columns: int | None = None

@@ -107,9 +107,13 @@ def of_all(space: Dims, axes: Iterable[int]) -> bool:
     return all(a in axes or d == 1 for a, d in enumerate(space))
 
 
-def of_lines(space: Dims, axes: Iterable[int]) -> bool:
-    """Whether one of the last two dims is reduced, and of those before all or none; a dim of 1 counts as either."""
+def of_lines(space: Dims, axes: Iterable[int], columns: int | None) -> bool:
+    """Whether a reduction leaves one result for each row or each column of a contraction's result, whose columns are dim ``columns``. None: it is a
+    stack of matrices, reduced for each of them or for all; a dim of 1 counts as reduced and as kept."""
     m, n, gone = len(space) - 2, len(space) - 1, set(axes)
+    if columns is not None:
+        large = {a for a, d in enumerate(space) if d > 1}
+        return gone & large in (large - {columns}, large & {columns})
     batch = {a for a in range(m) if space[a] > 1}
     over, kept = ({a for a in (m, n) if space[a] == 1 or (a in gone) is reduced} for reduced in (True, False))
     return any(a in over and b in kept for a, b in ((m, n), (n, m))) and (batch <= gone or not batch & gone)

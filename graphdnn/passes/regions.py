@@ -207,7 +207,7 @@ class _Partitioner:
         space = self.graph.tensors[x].dim
         if self.fuse and x in self.home and x not in self.forced:
             draft = self.drafts[self.home[x]]
-            joins = of_all(space, axes) or (self.sums and of_lines(space, axes))
+            joins = of_all(space, axes) or (self.sums and of_lines(space, axes, registry.spec(self.graph.nodes[draft.anchors[0]].op).columns))
             if draft.kind == "matmul" and joins and equal(draft.place[x], places.whole(draft.space)) and 0 not in space:
                 draft.epilogue_reductions.append(i)
                 draft.stores.append(y)

@@ -20,7 +20,8 @@ class _PanelLoop(Step):
         batch, m, k = step.a.shape
         n, rows = step.panel.shape[2], step.rows
         assert rows > 0 and step.b.shape[1:] == (k, n), f"Panels of {rows} rows: {step.a.shape} @ {step.b.shape} -> {step.panel.shape}"
-        self._rows, self._m = min(rows, m), m
+        assert step.block == 1 or rows >= m or rows % step.block == 0, f"Panels of {rows} rows are not whole blocks of {step.block}"
+        self._rows, self._m, self._block = min(rows, m), m, step.block
         self._batches = max(1, rows // m) if m else 1
         self._grid = range(0, batch, self._batches) if m and n else range(0)
         self._count = batch
@@ -55,7 +56,8 @@ class _PanelLoop(Step):
                         left = a[b0:b1, m0:m1]
                     np.matmul(left, b[b0:b1], out=panel[: b1 - b0, : m1 - m0])
                     epilogue[-1] = lo
-                    self._epilogue.run_range(epilogue, lo, hi)
+                    per = -(-self._m // self._block)
+                    self._epilogue.run_range(epilogue, b0 * per + m0 // self._block, (b1 - 1) * per + -(-m1 // self._block))
 
 
 class CpuExecutable(Executable):

@@ -80,6 +80,21 @@ def column_sums(g, y):
     return g.relu(y)
 
 
+def row_sums(g, y):
+    out(g.reduction(y, graphdnn.reduction_mode.ADD).set_dim([2, 200, 1]))
+    out(g.reduction(y, graphdnn.reduction_mode.AMAX).set_dim([1, 200, 1]))
+    return g.relu(y)
+
+
+def statistics(g):
+    """Sums of channels of a convolution."""
+    x, w = tensor(g, (2, 32, 20, 20)), tensor(g, (48, 32, 3, 3))
+    y = g.relu(g.conv_fprop(x, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1], compute_data_type=F32)).set_data_type(F32)
+    for t in g.genstats(y, compute_data_type=F32):
+        out(t)
+    out(y).set_dim((2, 48, 20, 20))
+
+
 def heads_apart(g, y):
     """A stack of matrices with 136 columns as heads of 8, one behind the other."""
     return g.transpose(g.reshape(y, reshape_mode=graphdnn.reshape_mode.LOGICAL).set_dim([2, 200, 17, 8]), [0, 2, 1, 3])
@@ -179,6 +194,8 @@ GRAPHS = {
     "matmul column": matmul(layouts=("column", "column")),
     "matmul bf16 fp8 training": matmul(D.BFLOAT16, D.BFLOAT16, D.FP8_E4M3, epilogue=fp8_training),
     "matmul column sums": matmul(epilogue=column_sums),
+    "matmul row sums": matmul(epilogue=row_sums),
+    "conv statistics": statistics,
     "matmul heads apart": matmul(epilogue=heads_apart),
     "matmul bf16 heads apart": matmul(D.BFLOAT16, D.BFLOAT16, D.BFLOAT16, epilogue=heads_apart),
     "matmul prologue": matmul(prologue=lambda g, a: g.relu(g.mul(a, 0.5))),
