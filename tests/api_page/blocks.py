@@ -1,4 +1,4 @@
-"""Part 2.1: block scaling."""
+"""Part 2.1: block scaling and grouped matmuls."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from graphdnn import data_type, tensor_reordering
+from graphdnn import moe_grouped_matmul_mode as mode
 from graphdnn.errors import KindError
-from tests.api_page.row import Row, fails, here, ours, same, shapes, t
+from tests.api_page.row import Row, fails, here, names, ours, same, shapes, t
 
 D = data_type
 
@@ -34,6 +35,23 @@ def dequantized(scale: tuple[int, ...], block: Any, output: bool = False) -> Cal
         return g.block_scale_dequantize(x, s, block, name="d").set_output(output)
 
     return declare
+
+
+def grouped(**more: Any) -> Callable[[Any], Any]:
+    """Six tokens of 5, four experts of (5, 3)."""
+
+    def declare(g: Any) -> Any:
+        weight = t(g, 4, 5, 3, stride=(15, 1, 5), name="weight")
+        offsets = t(g, 4, 1, 1, data_type=D.INT32, name="offsets")
+        index = {n: t(g, 1, v, 1, data_type=D.INT32, name=n) for n, v in more.items() if n.startswith("token_")}
+        return g.moe_grouped_matmul(t(g, 1, 6, 5, name="token"), weight, offsets, **(more | index), name="m")
+
+    return declare
+
+
+def gradient(g: Any) -> Any:
+    """Of the weights."""
+    return g.moe_grouped_matmul_bwd(t(g, 1, 6, 3), t(g, 1, 6, 5), t(g, 4, 1, 1, data_type=D.INT32), name="m")
 
 
 ROWS: tuple[Row, ...] = (
@@ -76,4 +94,12 @@ ROWS: tuple[Row, ...] = (
         shapes(dequantized((2, 2), [1, 16], True), ((2, 32), (32, 1))),
     ),
     ours("2.1", "block_scale_dequantize", "scales of other dims", "accepted", fails(dequantized((2, 3), [1, 16]), "'d'", "'scale'")),
+    same("1.6", "moe_grouped_matmul", "Output", names(grouped(), "m::Output")),
+    same("1.6", "moe_grouped_matmul_bwd", "DWeight", names(gradient, "m::DWeight")),
+    same("2.1", "moe_grouped_matmul", "[1, M, N], row-major", shapes(grouped(), ((1, 6, 3), (18, 3, 1)))),
+    same(
+        "2.1", "moe_grouped_matmul", "as many rows as the index", shapes(grouped(mode=mode.GATHER, token_index=8, top_k=2), ((1, 8, 3), (24, 3, 1)))
+    ),
+    same("2.1", "moe_grouped_matmul", "a mode without its index", fails(grouped(mode=mode.GATHER), "'m'", "index")),
+    same("2.1", "moe_grouped_matmul_bwd", "[E, K, N], K contiguous", shapes(gradient, ((4, 5, 3), (15, 1, 5)))),
 )
