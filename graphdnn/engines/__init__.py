@@ -9,12 +9,14 @@ conv_gemm.py     5  portable convolution, lowered like matmul_simt
 conv_direct.py   6  convolution on a CPU, without a matrix
 attention_fwd.py 9  attention, forward; attention_parts.py: sizes and addresses of a node, attention_score.py: what happens to a score,
                     attention_finish.py: the end of a row, attention_dump.py: RNG_DUMP; attention_cpu.py and attention_cuda.py lower it
+attention_bwd.py 10 its gradient; attention_bwd_parts.py: what its kernels print, attention_bwd_cpu.py and attention_bwd_cuda.py cut the tiles
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
 moe_grouped.py   11 matmul of rows grouped by expert; moe_parts.py takes a region apart, moe_cpu.py and moe_cuda.py lower it
 """
 
 from __future__ import annotations
 
+from graphdnn.engines.attention_bwd import AttentionBackward
 from graphdnn.engines.attention_fwd import AttentionForward
 from graphdnn.engines.base import Engine
 from graphdnn.engines.conv_direct import ConvDirect
@@ -31,6 +33,7 @@ ENGINES: tuple[Engine, ...] = (
     Reduction(),
     Rows(),
     AttentionForward(),
+    AttentionBackward(),
     MatmulWgmma(),
     MatmulSimt(),
     ConvDirect(),

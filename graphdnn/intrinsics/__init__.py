@@ -36,8 +36,8 @@ def digest() -> str:
 def namespace(target: Literal["cpu", "cuda", "cudasim"]) -> dict[str, Any]:
     """A fresh dict of every name that kernel text for ``target`` may use; execute the text in it.
 
-    Types (float32, ..., uint64), ``math``, conversions, arithmetic and elementary functions everywhere; ``local_array`` and ``tile_madd`` on the CPU;
-    ``cuda``, vload, vstore and the atomics on CUDA and in the simulator.
+    Types (float32, ..., uint64), ``math``, conversions, arithmetic and elementary functions everywhere; ``local_array`` and register tiles
+    (``tile_madd``, ``tile_product``) on the CPU; ``cuda``, vload, vstore and the atomics on CUDA and in the simulator.
     """
     return dict(_simulated() if target == "cudasim" else _compiled(target))
 

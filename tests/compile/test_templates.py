@@ -170,6 +170,21 @@ def attention(dtype=F32, q=(2, 4, 200, 64), kv=(2, 2, 300, 64), d_v=64, stats=Tr
     return build
 
 
+def attention_gradient(dtype=F32, q=(2, 4, 200, 64), kv=(2, 2, 300, 64), compute=F32, bias=(), sink=False, **kwargs):
+    def build(g):
+        more = {name: make(g) if callable(make) else make for name, make in kwargs.items()}
+        if bias:
+            more |= {"bias": tensor(g, bias, dtype), "dBias": tensor(g, bias, dtype)}
+        if sink:
+            more |= {n: tensor(g, (1, q[1], 1, 1)) for n in ("sink_token", "dSink_token")}
+        k, v = tensor(g, kv, dtype), tensor(g, kv, dtype)
+        given = tensor(g, q, dtype), k, v, tensor(g, q, dtype), tensor(g, q, dtype), tensor(g, (*q[:3], 1), compute)
+        for t, like in zip(g.sdpa_backward(*given, compute_data_type=compute, **more), (q, kv, kv), strict=True):
+            out(t, dtype).set_dim(like).set_stride(k.get_stride() if like == kv else given[0].get_stride())
+
+    return build
+
+
 def random_numbers(g):
     return 0.25, *(g.tensor(dim=(1, 1, 1, 1), stride=(1, 1, 1, 1), data_type=D.INT64) for _ in range(2))
 
@@ -213,6 +228,11 @@ GRAPHS = {
         D.BFLOAT16, d_v=128, attn_scale=0.125, bias=lambda g: tensor(g, (1, 4, 200, 300), D.BFLOAT16), dropout=random_numbers
     ),
     "attention of one row, any head dim": attention(D.HALF, (2, 4, 1, 300), (2, 1, 300, 300), 33, False, use_alibi_mask=True, use_causal_mask=True),
+    "attention gradient": attention_gradient(attn_scale=0.125, use_causal_mask=True),
+    "attention gradient bf16, biased, dropout, sink": attention_gradient(
+        D.BFLOAT16, (2, 4, 200, 80), (2, 2, 300, 80), bias=(1, 4, 200, 300), sink=True, dropout=random_numbers, use_padding_mask=True,
+        seq_len_q=lengths, seq_len_kv=lengths, diagonal_band_left_bound=64,
+    ),
     "attention with lengths": attention(use_padding_mask=True, seq_len_q=lengths, seq_len_kv=lengths, diagonal_band_left_bound=64),
     "mxfp8 quantize": mxfp8,
     "nvfp4 matmul": nvfp4,
@@ -221,6 +241,7 @@ GRAPHS = {
 }
 OTHER = {
     "double pointwise": lambda g: out(g.gelu(tensor(g, (64, 100), D.DOUBLE)), D.DOUBLE),
+    "double attention gradient": attention_gradient(D.DOUBLE, (1, 2, 70, 24), (1, 2, 90, 24), D.DOUBLE, use_causal_mask=True),
     "double matmul": matmul(D.DOUBLE, D.DOUBLE, D.DOUBLE),
     "int8 matmul": matmul(D.INT8, D.INT8, D.INT32),
     "int64 matmul": matmul(D.INT64, D.INT64, D.INT64),
