@@ -12,7 +12,7 @@ import pytest
 SHARES = {
     ("test_api_table", "cpu"): 24,
     ("test_api_table", "cudasim"): 48,
-    ("test_attention", "cpu"): 5,
+    ("test_attention", "cpu"): 10,
     ("test_attention", "cudasim"): 16,
     ("conformance", "cpu"): 5,
     ("conformance", "cudasim"): 16,
