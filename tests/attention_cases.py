@@ -56,6 +56,7 @@ class Case:
     packed_tables: bool = False
     statistics: bool = True
     spread: float = 1.0
+    seeds_by_value: bool = False
 
     @property
     def dims(self) -> dict[str, tuple[int, ...]]:
@@ -160,7 +161,9 @@ class Declared:
         """Keywords."""
         case, has = self.case, self.values
         left, right, bottom = case.window
+        kinds = {"by value": graphdnn.scalar_type.RUNTIME_PARAM, "constant": graphdnn.scalar_type.COMPILE_TIME_CONST}
         scale = self.tensor("scale") if case.scale == "tensor" else case.scale
+        scale = self.g.tensor_scalar(0.25, kinds[scale]) if scale in kinds else scale
         found: dict[str, Any] = {"attn_scale": scale, "use_alibi_mask": case.alibi, "name": "a"}
         found |= {"diagonal_band_left_bound": left, "diagonal_band_right_bound": right, "diagonal_alignment": BOTTOM_RIGHT if bottom else TOP_LEFT}
         if case.bias:
@@ -168,7 +171,8 @@ class Declared:
         if case.lengths:
             found |= {"use_padding_mask": True, "seq_len_q": self.tensor("len_q", D.INT32), "seq_len_kv": self.tensor("len_kv", D.INT32)}
         if case.dropout:
-            found["dropout"] = (case.dropout, self.tensor("seed", D.INT64), self.tensor("offset", D.INT64))
+            numbers = [self.tensor(n, D.INT64).set_is_pass_by_value(case.seeds_by_value) for n in ("seed", "offset")]
+            found["dropout"] = (case.dropout, *numbers)
         if case.dropout_mask:
             names = ("drop", "drop_scale", "drop_inv")[: 3 if backward else 2]
             found["dropout"] = tuple(self.tensor(n) for n in names)
@@ -279,12 +283,17 @@ def need(engine: str) -> None:
         pytest.skip(f"engine {engine} is not there")
 
 
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """What by-value tensors are given."""
+    return {"values": {n: int(values[n]) for n in ("seed", "offset") if n in values}}
+
+
 def run_forward(case: Case, device: str, values: dict[str, Any] | None = None, **more: Any) -> Outcome:
     """The forward op on ``device`` against its reference."""
     need("attention_fwd")
     values = feeds(case) if values is None else values
     data = {n: given(x) for n, x in values.items()}
-    return check_graph(forward(case, values), device, data=data, graph=arguments(case), **{"may_exclude": 0.0, "runs": 1} | more)
+    return check_graph(forward(case, values), device, **_numbers(values), data=data, graph=arguments(case), **{"may_exclude": 0.0, "runs": 1} | more)
 
 
 def run_backward(case: Case, device: str, values: dict[str, Any] | None = None, **more: Any) -> Outcome:
@@ -292,4 +301,4 @@ def run_backward(case: Case, device: str, values: dict[str, Any] | None = None, 
     need("attention_bwd")
     values = with_results(case, feeds(case)) if values is None else values
     data = {n: given(x) for n, x in values.items()}
-    return check_graph(backward(case, values), device, data=data, graph=arguments(case), **{"may_exclude": 0.0, "runs": 1} | more)
+    return check_graph(backward(case, values), device, **_numbers(values), data=data, graph=arguments(case), **{"may_exclude": 0.0, "runs": 1} | more)

@@ -57,6 +57,8 @@ MASKS = {
     "sink, padding": Case(sink=True, lengths=((33, 0), (0, 12))),
     "everything": Case(30, 36, h=4, h_k=2, window=(20, 4, True), alibi=True, bias=(2, 1, 30, 36), lengths=((30, 11), (30, 36)), sink=True),
     "scale in memory": Case(scale="tensor"),
+    "scale by value": Case(scale="by value", window=TL),
+    "scale a constant": Case(scale="constant"),
     "no scale": Case(scale=None, spread=0.5),
     "large scores": Case(scale=40.0, window=TL),
 }
@@ -136,7 +138,12 @@ def test_score_mod(device, name, run):
     run(Case(20, 27, 8, score_mod=name, window=(None, 5, False)), device)
 
 
-DROPOUT = [Case(30, 37, dropout=0.3, window=TL), Case(30, 37, dropout_mask=True), Case(dropout=0.5, lengths=((33, 4), (20, 33)))]
+DROPOUT = [
+    Case(30, 37, dropout=0.3, window=TL),
+    Case(9, 70, dropout=0.3, seeds_by_value=True),
+    Case(30, 37, dropout_mask=True),
+    Case(dropout=0.5, lengths=((33, 4), (20, 33))),
+]
 
 
 @pytest.mark.parametrize("case", DROPOUT)
