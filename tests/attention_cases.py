@@ -265,13 +265,15 @@ def random_case(seed: int) -> Case:
     s_q, s_kv, d, d_v = (int(n) for n in rng.integers(1, 45, 4))
     divisors = [n for n in range(1, h + 1) if h % n == 0]
     bound = int(rng.integers(0, 12)) if chance(0.4) else None
+    right = 0 if chance(0.5) else None
+    bottom = chance(0.5) and (bound, right) != (None, None)
     lengths = tuple(tuple(int(n) for n in rng.integers(0, s + 1, b)) for s in (s_q, s_kv)) if chance(0.4) else None
     bias = tuple(int(n) if chance(0.6) else 1 for n in (b, h, s_q, s_kv)) if chance(0.4) else ()
     dtype = D(int(rng.choice([int(t) for t in (D.FLOAT, D.HALF, D.BFLOAT16, D.DOUBLE)])))
     layouts = ["bhsd", "bshd", "sbhd", "gaps"] + (["packed"] * 4 if lengths else [])
     return Case(
         s_q, s_kv, d, d_v, b, h, int(rng.choice(divisors)), int(rng.choice(divisors)), dtype, D.DOUBLE if dtype is D.DOUBLE else D.FLOAT,
-        layout=str(rng.choice(layouts)), scale=float(np.float32(1 / np.sqrt(d))), window=(bound, 0 if chance(0.5) else None, chance(0.5)),
+        layout=str(rng.choice(layouts)), scale=float(np.float32(1 / np.sqrt(d))), window=(bound, right, bottom),
         alibi=chance(0.3), bias=bias, lengths=lengths, dropout=0.25 if chance(0.25) else 0.0, sink=chance(0.3),
         score_mod=str(rng.choice(list(SCORE_MODS))) if chance(0.3) else "",
     )  # fmt: skip

@@ -215,6 +215,7 @@ ROWS = [
     ("sink of other dims", VE, "same", used(lambda b: {"sink_token": b.t("s", (1, 1, 1, 1), D.FLOAT)})),
     ("lengths of another batch", VE, "same", used(lambda b: changed(b.lengths["seq_len_q"], dim=(3, 1, 1, 1)) or b.padding)),
     ("lengths of floats", VE, "same", used(lambda b: changed(b.lengths["seq_len_q"], data_type=D.FLOAT) or b.padding)),
+    ("bottom right without a bound", VE, "ours", plain(diagonal_alignment=BR)),
     ("both causal masks", VE, "ours", plain(**CAUSAL, **BOTTOM)),
     ("causal mask and another right bound", VE, "ours", plain(**CAUSAL, diagonal_band_right_bound=3)),
     ("window and another left bound", VE, "ours", plain(sliding_window_length=3, diagonal_band_left_bound=4)),
