@@ -102,7 +102,7 @@ class Engine(ABC):
 
 def placeholder(region: Region) -> dict[int, Buffer]:
     """Buffers to build a tape with where only its form matters."""
-    return {t: Buffer("tensor", t) for t in (*region.reads, *region.stores)}
+    return {t: Buffer("tensor", t) for t in (*region.reads, *region.stores, *(t for t, _ in region.views))}
 
 
 def fits(build: Any) -> Status:

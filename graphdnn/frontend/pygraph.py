@@ -194,6 +194,7 @@ class pygraph(
     def build_operation_graph(self) -> None:
         """Validate, resolve every data type, assign uids, and freeze the graph. BuildError where a data type cannot be known."""
         from graphdnn.passes import canonicalize, check, expand
+        from graphdnn.plans import views
 
         self.validate()
         self._changed()
@@ -201,7 +202,7 @@ class pygraph(
             check.check(self._nodes)
             opgraph, _ = canonicalize.canonicalize(expand.expand(self._nodes), list(self._tensors), self._name)
         self._filled += Snapshot(self).changes_since(before)
-        self._opgraph = opgraph
+        self._opgraph = views.laid_out(opgraph)
         self._lint()
         if log.enabled("info"):
             log.graph_json(str(self))

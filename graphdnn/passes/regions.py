@@ -42,6 +42,7 @@ class Region:
     ``anchors``: node indexes of the matmul or the reductions. ``epilogue_reductions``: reductions of a matmul region's values.
     A "rows" region goes through its rows several times: ``stages`` are its anchors in groups, a group needs the results of those before it; what
     it stores in the whole space comes last. ``reads`` / ``stores``: tensor ids read from and written to memory. ``nodes``: all nodes in it.
+    ``views``: tensors that are read in the memory of another, and that one.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class Region:
     stores: tuple[int, ...]
     epilogue_reductions: tuple[int, ...] = ()
     stages: tuple[tuple[int, ...], ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Memse
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
+from graphdnn.plans import views
 from graphdnn.plans.heuristics import Candidate
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def assemble(graph: OperationGraph, device: DeviceProps, candidate: Candidate) -
     steps: list[Step] = []
     owned = []
     for r, (region, option) in enumerate(zip(regions, candidate.options, strict=True)):
-        used = {t: memory[t] for t in (*region.reads, *region.stores)}
+        used = {t: memory[t] for t in (*region.reads, *region.stores)} | views.buffers(graph, region, memory)
         part = option.engine.lower(graph, region, device, option.knobs, used)
         base = arena.place(part.workspace, r, r)
         numbers = [_number(kernels, k) for k in part.kernels]

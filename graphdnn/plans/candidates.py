@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import log
@@ -18,7 +17,7 @@ from graphdnn.errors import BuildError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes import places, regions
 from graphdnn.passes.regions import Partition, Region
-from graphdnn.plans import heuristics
+from graphdnn.plans import heuristics, views
 from graphdnn.plans.heuristics import Candidate, Option
 from graphdnn.plans.planset import PlanSet, Rejection
 
@@ -109,7 +108,11 @@ def create(
 def _surveys(graph: OperationGraph, device: DeviceProps, engines: Sequence[Engine]) -> list[tuple[str, Survey]]:
     """Surveys with their labels: maximal regions, those with sums of a matmul's rows and columns inside, cuts that engines asked for, single ops for
     regions that nobody takes, single ops throughout."""
-    cut = partial(regions.partition, graph, rows=device.cores if device.kind == "cpu" else places.ROWS)
+    rows = device.cores if device.kind == "cpu" else places.ROWS
+
+    def cut(forced: frozenset[int] = frozenset(), sums: bool = False) -> Partition:
+        return views.seen(graph, regions.partition(graph, forced, sums, rows))
+
     whole = cut()
     first = survey(graph, whole, device, engines)
     found = [("", first)]

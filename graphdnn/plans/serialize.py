@@ -189,6 +189,7 @@ def _graph(content: dict[str, Any]) -> tuple[OperationGraph, Partition, tuple[Ch
             all(t in tensors for t in (*r.reads, *r.stores)) and all(n in nodes for n in (*r.nodes, *r.anchors, *r.epilogue_reductions)),
             "ids of the regions",
         )
+        _need(all(t in tensors and source in r.reads for t, source in r.views), "views of the regions")
     _need(all(t in tensors for t in partition.materialized), "ids of stored tensors")
     _need(len(choices) == len(partition.regions), "one engine for each region")
     return graph, partition, choices
