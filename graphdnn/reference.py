@@ -19,8 +19,10 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import ValidationError, explain
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.opspecs import folds, registry, rng
+from graphdnn.opspecs import fast_conv, folds, registry, rng
+from graphdnn.opspecs.conv import unit_steps
 from graphdnn.opspecs.evaluate import evaluate
+from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION, reduced_axes
 from graphdnn.opspecs.rounding import Array, as_values, decode, encode, from_storage, round_to, to_storage
@@ -42,13 +44,15 @@ def run(graph: OperationGraph, feeds: Mapping[int, Any], *, intermediates: bool 
     return {t: runner.known[t].value for t in wanted}
 
 
-def run_with_error(graph: OperationGraph, feeds: Mapping[int, Any]) -> dict[int, tuple[Array, Array]]:
+def run_with_error(
+    graph: OperationGraph, feeds: Mapping[int, Any], algorithms: Mapping[int, FastConv] | None = None
+) -> dict[int, tuple[Array, Array]]:
     """(values, bounds) of every tensor that a node writes. A correct kernel's element differs from the value by at most the bound (float64).
 
     Bound 0: exactly this value, NaN where it is NaN. Bound inf: nothing can be said (an interval covers a pole, a possible NaN or overflow).
-    :func:`mismatches` compares.
+    :func:`mismatches` compares. ``algorithms``: nodes whose sums are not made product by product (``ExecutionPlan.algorithms``).
     """
-    runner = _Runner(graph, feeds, spans=True)
+    runner = _Runner(graph, feeds, spans=True, algorithms=algorithms or {})
     return {t: (runner.known[t].value, _bound(runner.known[t])) for n in graph.nodes for t in n.output_ids}
 
 
@@ -94,8 +98,9 @@ def _distance(low: Array, high: Array) -> Array:
 class _Runner:
     """Walks the graph once; ``known`` holds every tensor reached."""
 
-    def __init__(self, graph: OperationGraph, feeds: Mapping[int, Any], spans: bool) -> None:
+    def __init__(self, graph: OperationGraph, feeds: Mapping[int, Any], spans: bool, algorithms: Mapping[int, FastConv] | None = None) -> None:
         self.graph = graph
+        self.algorithms = {graph.nodes[i].output_ids[0]: how for i, how in (algorithms or {}).items()}
         self.spans = spans
         self.known: dict[int, _Known] = {t: self._fed(t, feeds) for t in graph.inputs}
         for n in graph.nodes:
@@ -151,6 +156,10 @@ class _Runner:
         if registry.spec(n.op).role == "random":
             return _random(n, dim, [x.value for x in inputs], Arithmetic(compute))
         found = _ANALYSES[registry.spec(n.op).role](n, dim, spans, Arithmetic(compute))
+        how = self.algorithms.get(n.output_ids[0])
+        if how is not None:
+            taps, operands = unit_steps(n, [s.lo.shape for s in spans], dim, *(fast_conv.magnitude(s) for s in spans))
+            found = fast_conv.widened(found, how, taps, operands, Arithmetic(compute))
         found = found.map(lambda v: np.broadcast_to(v, dim))
         if info(compute).kind == "f":
             return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,11 +141,13 @@ class Outcome:
         return f"Outcome({len(self.outputs)} outputs, {self.elements} elements, {self.excluded} excluded, {self.plans} plans)"
 
 
-def built(graph: Any, policy: Any = None) -> Any:
-    """The five steps on ``graph``."""
+def built(graph: Any, policy: Any = None, barred: Iterable[str] = ()) -> Any:
+    """The five steps on ``graph``, without the engines ``barred``."""
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans([graphdnn.heur_mode.A, graphdnn.heur_mode.FALLBACK])
+    if barred:
+        graph.deselect_engines(list(barred))
     graph.check_support()
     graph.build_plans(policy or graphdnn.build_plan_policy.HEURISTICS_CHOICE)
     return graph
@@ -267,30 +269,42 @@ def check_graph(
     runs: int = 2,
     every_plan: bool = EVERY_PLAN,
     may_exclude: float = 0.05,
+    barred: Iterable[str] = (),
 ) -> Outcome:
     """Build what ``build`` declares, run it on ``device`` and compare every output with the reference.
 
     ``data``, ``offsets`` (elements), ``values`` (by-value tensors): by tensor name. ``binding``: "numpy", "torch" or "pointer". ``graph``: arguments
     of ``pygraph``. ``runs``: executions of each plan, which must give the same bits. ``every_plan``: all candidates that build, not only the best.
     ``may_exclude``: share of output elements whose reference has no finite error bound and that are therefore not compared.
+    ``barred``: engines ("eng5") that no plan may use.
     """
     g = graphdnn.pygraph(device=device, **(graph or {}))
     build(g)
     g.validate()
     if after_validate is not None:
         after_validate(g)
-    built(g, graphdnn.build_plan_policy.ALL if every_plan else None)
+    built(g, graphdnn.build_plan_policy.ALL if every_plan else None, barred)
     setup = Setup(g._opgraph, device, binding)
     setup.fill(seed, data or {}, offsets or {}, values or {})
     wanted = reference.run_with_error(setup.operation_graph, setup.feeds())
     assert_composites_agree(g, setup, wanted)
     outcome = Outcome(g)
-    for index in range(g.get_execution_plan_count()) if every_plan else (None,):
+    for index in [i for i in range(g.get_execution_plan_count()) if not barred or _unbarred(g, i, barred)] if every_plan else (None,):
         _run_plan(setup, index, runs, outcome)
-        _compare(setup, wanted, outcome)
+        _compare(setup, _by_plan(setup, g.plan if index is None else g._plans.plan_at(index), wanted), outcome)
         outcome.plans += 1
     assert outcome.excluded <= may_exclude * outcome.elements, f"{outcome.excluded} of {outcome.elements} elements have no finite error bound"
     return outcome
+
+
+def _unbarred(g: Any, index: int, barred: Iterable[str]) -> bool:
+    """Whether a plan uses none of the engines ``barred``."""
+    return not {f"eng{c.engine}" for c in g._plans.plan_at(index).choices} & set(barred)
+
+
+def _by_plan(setup: Setup, plan: Any, wanted: Mapping[int, Any]) -> Mapping[int, Any]:
+    """``wanted`` with the bounds of the algorithms that a plan uses."""
+    return reference.run_with_error(setup.operation_graph, setup.feeds(), plan.algorithms) if plan.algorithms else wanted
 
 
 def assert_composites_agree(graph: Any, setup: Setup, wanted: Mapping[int, Any]) -> None:

@@ -6,7 +6,9 @@ pointwise.py     0  any DAG of pointwise and movement ops over one space
 reduction.py     1  reductions of one space over the same axes
 matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart; matmul_cpu.py (loops: strips.py), matmul_cuda.py, matmul_sums.py lower it
 conv_gemm.py     5  portable convolution, lowered like matmul_simt
-conv_direct.py   6  convolution on a CPU, without a matrix
+conv_direct.py   6  convolution on a CPU, without a matrix; conv_lanes.py lowers narrow groups
+conv_winograd.py 7  3 x 3 convolution by transformed tiles; conv_tiles.py cuts them, conv_stages.py makes the kernels
+conv_fft.py      8  the same by Fourier transforms, for large filters
 attention_fwd.py 9  attention, forward; attention_parts.py: sizes and addresses of a node, attention_score.py: what happens to a score,
                     attention_finish.py: the end of a row, attention_dump.py: RNG_DUMP; attention_cpu.py and attention_cuda.py lower it
 attention_bwd.py 10 its gradient; attention_bwd_parts.py: what its kernels print, attention_bwd_cpu.py and attention_bwd_cuda.py cut the tiles
@@ -20,7 +22,9 @@ from graphdnn.engines.attention_bwd import AttentionBackward
 from graphdnn.engines.attention_fwd import AttentionForward
 from graphdnn.engines.base import Engine
 from graphdnn.engines.conv_direct import ConvDirect
+from graphdnn.engines.conv_fft import ConvFft
 from graphdnn.engines.conv_gemm import ConvImplicitGemm
+from graphdnn.engines.conv_winograd import ConvWinograd
 from graphdnn.engines.matmul_simt import MatmulSimt
 from graphdnn.engines.matmul_wgmma import MatmulWgmma
 from graphdnn.engines.moe_grouped import MoeGrouped
@@ -37,6 +41,8 @@ ENGINES: tuple[Engine, ...] = (
     MatmulWgmma(),
     MatmulSimt(),
     ConvDirect(),
+    ConvWinograd(),
+    ConvFft(),
     ConvImplicitGemm(),
     MoeGrouped(),
 )

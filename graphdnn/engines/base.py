@@ -17,6 +17,7 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.engines import subbyte
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs import registry
+from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
 
@@ -83,6 +84,10 @@ class Engine(ABC):
     def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
         """Names of numerical_note members that hold for this kernel."""
         return ()
+
+    def algorithm(self, knobs: Knobs) -> FastConv | None:
+        """How the anchor's sums are made where that is not product by product, for the error bound; None where it is."""
+        return None
 
     @abstractmethod
     def _accepts(self, graph: OperationGraph, region: Region) -> Status: ...

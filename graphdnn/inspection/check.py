@@ -75,7 +75,7 @@ def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[s
         tensor = graph.tensors[t]
         feeds[t] = tensor.value if tensor.value is not None else random_values(rng, tensor)
     tell("calculating the reference")
-    expected = reference.run_with_error(graph, feeds)
+    expected = reference.run_with_error(graph, feeds, plan.algorithms)
     memory = _Memory(plan)
     pack: dict[int, Any] = {}
     for t, values in feeds.items():

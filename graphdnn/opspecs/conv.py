@@ -310,6 +310,20 @@ def _wgrad_form(node: Node, inputs: list[Dims], dim: Dims) -> MatmulForm:
     return MatmulForm(lambda a: _rows(a, groups).swapaxes(1, 2), _windows(moves, loss[2:], dim[2:], groups), lambda c: c.reshape(dim))
 
 
+def unit_steps(node: Node, inputs: list[Dims], dim: Dims, x: Any, w: Any) -> tuple[Dims, Callable[[Dims], tuple[Any, Any]]]:
+    """A forward convolution or data gradient at step 1 as a sum of image elements p + r times taps r: the extents of the filter, and the arrays
+    (N, groups, C, outputs + taps - 1 ...) of image ``x``, padding included, and (groups, K, C, R, S) of filter ``w`` for any number of outputs."""
+    moves, taps, back = motion(dict(node.attrs)), inputs[1][2:], node.op == "CONV_DGRAD"
+    groups = groups_of(dim if back else inputs[0], inputs[1])
+    weight = _grouped(w, 0, groups)
+    if back:
+        weight, pre = weight.swapaxes(1, 2), tuple(r - 1 - p for r, p in zip(taps, moves.pre, strict=True))
+        moves = Motion(pre, pre, moves.stride, moves.dilation, not moves.flipped)
+    if moves.flipped:
+        weight = np.flip(weight, tuple(range(3, weight.ndim)))
+    return taps, lambda out: (_grouped(_padded(x, moves, out, taps), 1, groups), weight)
+
+
 def _op(tag: str, inputs: tuple[str, str], output: str, infer: Any, reference: Any, form: Any, columns: int) -> OpSpec:
     return OpSpec(tag, "matmul", inputs, (output,), infer, shapes.check_plain, reference, attrs=ATTRIBUTES, as_matmul=form, columns=columns)
 

@@ -14,6 +14,7 @@ from graphdnn.codegen.spec import Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, ExecutionError, explain
 from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.passes.regions import Partition, Region
 from graphdnn.plans import cache, heuristics, variant_pack
 from graphdnn.plans.assemble import assemble
@@ -121,6 +122,14 @@ class ExecutionPlan:
             candidate=candidate,
             store=store,
         )
+
+    @property
+    def algorithms(self) -> dict[int, FastConv]:
+        """Nodes whose sums are not made product by product, and how they are: for ``reference.run_with_error``. Empty for a loaded plan."""
+        if self._candidate is None:
+            return {}
+        made = ((r, o.engine.algorithm(o.knobs)) for r, o in zip(self.partition.regions, self._candidate.options, strict=True))
+        return {r.anchors[0]: how for r, how in made if how is not None}
 
     # -- lowering, building, loading ------------------------------------------------------------------------------------------------------
     def _parts(self) -> tuple[Recipe, Owned]:

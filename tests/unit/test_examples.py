@@ -132,3 +132,12 @@ def test_serialize_and_reload() -> None:
     out = run("05")
     assert "by process 2, numba not imported" in out
     assert number(r"error against float64 (\S+)", out) < 1e-6
+
+
+def test_conv_algorithms() -> None:
+    out = run("conv")
+    rows = {line[:24].strip(): line for line in out.splitlines()}
+    error = {name: number(r" (\d\.\de-\d\d) ", rows[name] + " ") for name in rows if name != "algorithm"}
+    assert error["tiles in registers"] < 1e-4 and error["Winograd F(2x2, 3x3)"] < error["Winograd F(4x4, 3x3)"] < 1e-3
+    assert "WINOGRAD_TILE_6x6" in rows["Winograd F(4x4, 3x3)"] and rows["FFT of 16 x 16 tiles"].endswith("FFT")
+    assert rows["heuristic, plain sums"].endswith("-")
