@@ -58,8 +58,9 @@ class ConvFft(Engine):
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         """The products, and every transformed value of each of the two dims written and read once."""
         tiles = _tiles(graph, region, knobs)
-        scratch = (sum(_Plan(tiles).elements) + sum(_Plan(tiles).halves)) * tiles.item
-        return conv_stages.product_cost(tiles.calc, _Plan(tiles).sizes, device) + (2 * scratch + tiles.moved()) / (device.dram_gbps * 1e9)
+        plan = _Plan(tiles)
+        scratch = (sum(plan.elements) + sum(plan.halves)) * tiles.item
+        return conv_stages.cost(tiles.calc, plan.sizes, 2 * scratch + tiles.moved(), 6, device)
 
     def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
         """Fourier."""

@@ -56,7 +56,7 @@ class ConvWinograd(Engine):
         """The products, and every transformed value written and read once."""
         tiles = _tiles(graph, region, knobs)
         scratch = sum(_elements(tiles)) * tiles.item
-        return conv_stages.product_cost(tiles.calc, _sizes(tiles), device) + (2 * scratch + tiles.moved()) / (device.dram_gbps * 1e9)
+        return conv_stages.cost(tiles.calc, _sizes(tiles), 2 * scratch + tiles.moved(), 3, device)
 
     def numeric_notes(self, graph: OperationGraph, region: Region, knobs: Knobs) -> tuple[str, ...]:
         """Winograd, and the extent of its tiles."""
