@@ -1,5 +1,5 @@
-"""Stages of a convolution by transformed tiles: kernels that gather the values of one tile (or one line of it), map them by straight lines of text and
-scatter the results, and products of stacks of matrices between them.
+"""Stages of a convolution by transformed tiles: kernels that gather the values of one tile (or of one line of it), map them by straight lines of text
+and scatter the results, and products of stacks of matrices between them.
 
 A stage's items count through ``loops``, the last of which is contiguous in the workspace: on a GPU neighbouring threads, on a CPU vector lanes.
 """
