@@ -134,5 +134,12 @@ log_file: Switch[str] = Switch(
 )
 lineinfo: Switch[bool] = Switch("GRAPHDNN_LINEINFO", "1: kernels carry line information for profilers and debuggers", "0 or 1", _flag, lambda: False)
 nvtx: Switch[bool] = Switch("GRAPHDNN_NVTX", "1: every execute is an NVTX range named after the plan", "0 or 1", _flag, lambda: False)
+check_values: Switch[bool] = Switch(
+    "GRAPHDNN_CHECK_VALUES",
+    "1: lengths and page numbers that kernels read from memory are checked before every execute, on GPUs too, which then waits; a CPU always checks",
+    "0 or 1",
+    _flag,
+    lambda: False,
+)
 
-SWITCHES: tuple[Switch[Any], ...] = (device, cache_dir, cache, num_threads, log_level, log_file, lineinfo, nvtx)
+SWITCHES: tuple[Switch[Any], ...] = (device, cache_dir, cache, num_threads, log_level, log_file, lineinfo, nvtx, check_values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Listing, Matrix, Memset, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Limits, Listing, Matrix, Memset, Recipe, Step, TensorMap
 
 
 def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int], int] = lambda number: number) -> Step:
@@ -30,6 +30,9 @@ def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int
     def listing(x: Listing) -> Listing:
         return replace(x, buffer=buffer(x.buffer))
 
+    if isinstance(step, Limits):
+        used, starts = (x and listing(x) for x in (step.used, step.starts))
+        return replace(step, values=listing(step.values), used=used, starts=starts)
     pack_a, pack_b = (x and launch(x) for x in (step.pack_a, step.pack_b))
     if isinstance(step, Groups):
         places = tuple(replace(p, index=listing(p.index), extra=p.extra and listing(p.extra)) for p in step.places)

@@ -230,7 +230,27 @@ class Groups:
     pack_b: Launch | None = None
 
 
-Step = Memset | Launch | Panels | Groups
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Integers that kernels read must be in ``low`` .. ``high``, else ExecutionError with the text ``rule``. Checked on a CPU always, on other
+    devices where the switch GRAPHDNN_CHECK_VALUES is on; kernels stay in bounds in any case.
+
+    Batch b of ``batches`` has ``values``.count numbers, from element ``starts``[b] on, or else b * ``batch_stride``; with ``used`` only the first
+    ``used``[b] / ``per``, rounded up, count.
+    """
+
+    values: Listing
+    batches: int
+    batch_stride: int
+    low: int
+    high: int
+    rule: str
+    used: Listing | None = None
+    per: int = 1
+    starts: Listing | None = None
+
+
+Step = Memset | Launch | Panels | Groups | Limits
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ conv_direct.py   6  convolution on a CPU, without a matrix; conv_lanes.py lowers
 conv_winograd.py 7  3 x 3 convolution by transformed tiles; conv_tiles.py cuts them, conv_stages.py makes the kernels
 conv_fft.py      8  the same by Fourier transforms, for large filters
 attention_fwd.py 9  attention, forward; attention_parts.py: sizes and addresses of a node, attention_score.py: what happens to a score,
-                    attention_finish.py: the end of a row, attention_dump.py: RNG_DUMP; attention_cpu.py and attention_cuda.py lower it
+                    attention_finish.py: the end of a row, attention_dump.py: RNG_DUMP, attention_limits.py: lengths and pages;
+                    attention_cpu.py and attention_cuda.py lower it
 attention_bwd.py 10 its gradient; attention_bwd_parts.py: what its kernels print, attention_bwd_cpu.py and attention_bwd_cuda.py cut the tiles
 matmul_wgmma.py  3  matmul on Hopper's tensor cores; wgmma_parts.py says what it takes, wgmma_cuda.py and wgmma_sums.py lower it
 moe_grouped.py   11 matmul of rows grouped by expert; moe_parts.py takes a region apart, moe_cpu.py and moe_cuda.py lower it

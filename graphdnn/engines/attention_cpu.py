@@ -11,6 +11,7 @@ from graphdnn.codegen.dialect import literal
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Recipe
 from graphdnn.engines.attention_dump import dump
 from graphdnn.engines.attention_finish import Finish
+from graphdnn.engines.attention_limits import limits
 from graphdnn.engines.attention_parts import AttentionProblem, split
 from graphdnn.engines.attention_score import ScoreText
 from graphdnn.engines.base import Knobs, ceil_div, entry_name
@@ -58,7 +59,7 @@ def candidates(p: AttentionProblem) -> tuple[AttentionCpu, ...]:
     lanes = _lanes(p)
     most = ceil_div(max(p.s_q, 1), lanes)
     found = []
-    for blocks, columns in ((8, 96), (4, 96), (4, 48), (2, 48), (1, 48), (1, 12)):
+    for blocks, columns in ((4, 48), (4, 96), (8, 96), (2, 48), (1, 48), (1, 12)):
         knobs = AttentionCpu(min(blocks, most), columns, min(max(p.d_qk, 1), 512), min(max(p.d_v, 1), 512))
         if check(p, knobs) and knobs not in found:
             found.append(knobs)
@@ -126,9 +127,9 @@ def lower(p: AttentionProblem, knobs: AttentionCpu, memory: Mapping[int, Buffer]
     kernel = KernelSpec("cpu/attention_fwd.py.j2", entry_name(words, fields, signature.params), signature.params, fields)
     launch = Launch(0, items, signature.args)
     if not p.has("RNG_DUMP"):
-        return Recipe((kernel,), (launch,))
+        return Recipe((kernel,), (*limits(p, memory), launch))
     other, also = dump(p, memory, words, title, True, 1)
-    return Recipe((kernel, other), (launch, also))
+    return Recipe((kernel, other), (*limits(p, memory), launch, also))
 
 
 def _width(p: AttentionProblem, knobs: AttentionCpu, parts: int) -> list[str]:

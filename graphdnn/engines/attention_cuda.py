@@ -11,6 +11,7 @@ from graphdnn.codegen.dialect import literal
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Recipe
 from graphdnn.engines.attention_dump import dump
 from graphdnn.engines.attention_finish import Finish
+from graphdnn.engines.attention_limits import limits
 from graphdnn.engines.attention_parts import AttentionProblem, split
 from graphdnn.engines.attention_score import ScoreText
 from graphdnn.engines.base import Knobs, ceil_div, entry_name
@@ -129,9 +130,9 @@ def lower(p: AttentionProblem, knobs: AttentionSimt, memory: Mapping[int, Buffer
     kernel = KernelSpec("cuda/attention_fwd.py.j2", entry_name(words, fields, signature.params), signature.params, fields, block=knobs.threads)
     launch = Launch(0, items, signature.args)
     if not p.has("RNG_DUMP"):
-        return Recipe((kernel,), (launch,))
+        return Recipe((kernel,), (*limits(p, memory), launch))
     other, also = dump(p, memory, words, title, False, 1)
-    return Recipe((kernel, other), (launch, also))
+    return Recipe((kernel, other), (*limits(p, memory), launch, also))
 
 
 def _first(knobs: AttentionSimt, parts: int, itype: str) -> str:

@@ -49,7 +49,7 @@ class AttentionForward(Engine):
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         p = AttentionProblem.of(graph, graph.nodes[region.anchors[0]])
         peak = (device.flops.get(p.node.compute.name) or device.flops["FLOAT"]) * 1e12
-        work = p.b * p.h_q * p.s_q * p.s_kv * (2 * (p.d_qk + p.d_v) + 16)
+        work = p.scores * (2 * (p.d_qk + p.d_v) + 16)  # an exponential is worth about 16
         return max(sum(traffic(graph, region)) / (device.dram_gbps * 1e9), work / (peak * 0.5))
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:

@@ -121,6 +121,11 @@ class AttentionProblem:
         """Probability with which a random number drops a weight; None where a mask is given or nothing is dropped."""
         return float(self.node.attr("dropout_probability") or 0.0) if self.has("Seed") else None
 
+    @property
+    def scores(self) -> int:
+        """Number of scores, masked ones included."""
+        return self.b * self.h_q * self.s_q * self.s_kv
+
     def heads_of(self, port: str) -> int:
         """Heads of the tensor at ``port``."""
         return self.tensor(port).dim[1]

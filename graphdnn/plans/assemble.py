@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphdnn.codegen.recipes import mapped
-from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Memset, Panels, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Limits, Memset, Panels, Recipe, Step, TensorMap
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -141,4 +141,6 @@ def buffers(recipe: Recipe) -> list[Buffer]:
         if isinstance(s, Groups):
             listings = (s.starts, *(x for p in s.places for x in (p.index, p.extra) if x is not None))
             found.extend(x.buffer for x in listings)
+        elif isinstance(s, Limits):
+            found.extend(x.buffer for x in (s.values, s.used, s.starts) if x is not None)
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.codegen.spec import Groups, Launch, Listing, Places
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets.cpu_step import Bound, Call, Step, View
+from graphdnn.targets.limits import read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,23 +81,9 @@ class GroupLoop(Step):
                 yield g * m + lo, g * m + hi
 
 
-def _values(listing: Listing, bound: Bound) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    from graphdnn.dtypes import numpy_dtype
-
-    kind = numpy_dtype(listing.dtype)
-    if not listing.count:
-        return np.zeros(0, np.int64)
-    reach = 1 + (listing.count - 1) * abs(listing.stride)
-    low = min(0, (listing.count - 1) * listing.stride) * kind.itemsize
-    memory: Any = (ctypes.c_char * (reach * kind.itemsize)).from_address(bound.address(listing.buffer) + low)
-    return np.ndarray((listing.count,), kind, memory, -low, (listing.stride * kind.itemsize,)).astype(np.int64)
-
-
 def _starts(step: Groups, bound: Bound) -> list[int]:
     """The bounds; ExecutionError where they are none."""
-    found: list[int] = _values(step.starts, bound).tolist()
+    found: list[int] = read(step.starts, bound.address).tolist()
     for i, (before, value) in enumerate(zip([0, *found], found, strict=False)):
         if not before <= value <= step.total:
             rule = f"the first row of group {i} is out of order" if 0 <= value <= step.total else f"the first row of group {i} is out of range"
@@ -109,9 +95,9 @@ def _starts(step: Groups, bound: Bound) -> list[int]:
 def _check_places(places: Places, bound: Bound) -> None:
     import numpy as np
 
-    at = _values(places.index, bound) * places.factor
+    at = read(places.index, bound.address) * places.factor
     if places.extra is not None:
-        slots = _values(places.extra, bound)
+        slots = read(places.extra, bound.address)
         _range(places.extra, slots, places.factor, "a choice of a token is out of range")
         at = at + slots
     _range(places.index, at, places.limit, "a row index is out of range")

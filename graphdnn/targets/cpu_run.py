@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphdnn.codegen.spec import Groups, Launch, Memset, Panels, Recipe
+from graphdnn.codegen.spec import Groups, Launch, Limits, Memset, Panels, Recipe
 from graphdnn.errors import ExecutionError, explain
+from graphdnn.targets import limits
 from graphdnn.targets.base import Executable
 from graphdnn.targets.cpu_groups import GroupLoop
 from graphdnn.targets.cpu_object import LoadedKernel
@@ -60,6 +61,16 @@ class _PanelLoop(Step):
                     self._epilogue.run_range(epilogue, b0 * per + m0 // self._block, (b1 - 1) * per + -(-m1 // self._block))
 
 
+class _Check(Step):
+    """Limits."""
+
+    def __init__(self, step: Limits) -> None:
+        self._step = step
+
+    def run(self, bound: Bound) -> None:
+        limits.check(self._step, bound.address)
+
+
 class CpuExecutable(Executable):
     """A recipe in memory. Holds no buffers and no state of a run, so threads may share it."""
 
@@ -73,6 +84,8 @@ class CpuExecutable(Executable):
                 self._steps.append(Fill(step))
             elif isinstance(step, Launch):
                 self._steps.append(call(step, False))
+            elif isinstance(step, Limits):
+                self._steps.append(_Check(step))
             elif isinstance(step, Groups):
                 self._steps.append(GroupLoop(step, call))
             else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from graphdnn import _libcuda
+from graphdnn import _libcuda, env
 from graphdnn.codegen.spec import (
     Arg,
     Binary,
@@ -25,6 +25,7 @@ from graphdnn.codegen.spec import (
     Groups,
     KernelSpec,
     Launch,
+    Limits,
     Memset,
     Panels,
     PointerParam,
@@ -34,6 +35,7 @@ from graphdnn.codegen.spec import (
     TensorScalar,
 )
 from graphdnn.errors import ExecutionError, explain
+from graphdnn.targets import limits
 from graphdnn.targets.base import Executable
 from graphdnn.targets.cuda_driver import activated, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
@@ -121,6 +123,7 @@ class CudaExecutable(Executable):
         self._dynamic = [max(0, s.shared_bytes - int(b.facts.get("static_shared_bytes", 0))) for s, b in zip(recipe.kernels, binaries, strict=True)]
         self._functions = [load_function(self.device, b.code, b.entry, d) for b, d in zip(binaries, self._dynamic, strict=True)]
         self._steps = tuple(s for s in recipe.steps if (s.grid if isinstance(s, Launch) else isinstance(s, Memset) and s.nbytes))
+        self._limits = tuple(s for s in recipe.steps if isinstance(s, Limits)) if env.check_values() else ()
         self._slots = _collect(self._steps, recipe.kernels)
         self._scalars_at = 8 * self._slots.pointers
         self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self._slots.scalars))
@@ -140,6 +143,8 @@ class CudaExecutable(Executable):
         """
         if _libcuda.forked:
             raise _libcuda.fork_error()
+        if self._limits:
+            self._check_values(pointers, stream)
         try:
             block = self._free.pop()
         except IndexError:
@@ -157,6 +162,19 @@ class CudaExecutable(Executable):
                     self._driver.handle("cuCtxPopCurrent_v2")
         finally:
             self._free.append(block)
+
+    def _check_values(self, pointers: Mapping[int, int], stream: int) -> None:
+        """Wait for the stream and check the integers that kernels will read. Only where the switch GRAPHDNN_CHECK_VALUES is on."""
+
+        def fetch(address: int, nbytes: int) -> Any:
+            host = ctypes.create_string_buffer(nbytes)
+            self._driver.call("cuMemcpyDtoH_v2", ctypes.addressof(host), address, nbytes)
+            return host
+
+        with activated(self._context):
+            self._driver.call("cuStreamSynchronize", stream)
+            for step in self._limits:
+                limits.check(step, lambda b: pointers[b.index] + b.offset, fetch)
 
     def _enqueue(self, block: _Block, stream: int) -> None:
         for number, (function, args) in enumerate(block.calls):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Any
 
-from graphdnn import intrinsics
+from graphdnn import env, intrinsics
 from graphdnn.codegen.spec import (
     Arg,
     Binary,
@@ -26,6 +26,7 @@ from graphdnn.codegen.spec import (
     DescriptorParam,
     KernelSpec,
     Launch,
+    Limits,
     Memset,
     Param,
     PointerParam,
@@ -36,6 +37,7 @@ from graphdnn.codegen.spec import (
 )
 from graphdnn.errors import BuildError, explain
 from graphdnn.intrinsics.errors import SimulationError
+from graphdnn.targets import limits
 from graphdnn.targets.base import Executable, Target
 
 __all__ = ["SimulationError", "SimulatorExecutable", "SimulatorTarget"]
@@ -127,6 +129,9 @@ class SimulatorExecutable(Executable):
                     self._memset(step, pointers, workspace)
                 elif isinstance(step, Launch):
                     self._launch(step, pointers, scalars, workspace, pool)
+                elif isinstance(step, Limits):
+                    if env.check_values():
+                        limits.check(step, lambda b: self._locate(b, pointers, workspace)[0])
                 else:
                     raise SimulationError(explain("a step that CUDA does not have", expected="Memset or Launch", found=type(step).__name__))
 
