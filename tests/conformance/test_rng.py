@@ -159,3 +159,19 @@ def test_errors(name):
     with pytest.raises(kind, match=words):
         call(g).set_output(True)
         g.build_operation_graph()
+
+
+def test_the_mask_of_an_attention(device):
+    """What sdpa drops is what a Bernoulli mask of the same seed and offset drops: both go by the row-major number of a score."""
+
+    def build(g):
+        q, k, v = (g.tensor(dim=(2, 3, s, 8), layout="row", data_type=F32, name=n) for n, s in (("q", 5), ("k", 7), ("v", 7)))
+        seed, offset = (g.tensor(dim=(1, 1, 1, 1), layout="row", data_type=D.INT64, name=n) for n in ("seed", "offset"))
+        dump = g.tensor(dim=(2, 3, 5, 7), layout="row", data_type=F32, name="dump").set_output(True)
+        o, _ = g.sdpa(q, k, v, generate_stats=False, attn_scale=0.3, dropout=(0.3, seed, offset), rng_dump=dump)
+        o.set_output(True).set_name("o").set_dim((2, 3, 5, 8)).set_stride((120, 40, 8, 1)).set_data_type(F32)
+        g.rng("BERNOULLI", seed, offset, dim=(2, 3, 5, 7), probability=1 - 0.3).set_output(True).set_name("mask").set_data_type(F32)
+
+    found = check_graph(build, device, data={"seed": given(SEED), "offset": given(OFFSET)}, runs=1).outputs
+    assert np.array_equal(found["dump"], found["mask"])
+    assert 0 < found["mask"].mean() < 1
