@@ -368,7 +368,7 @@ def inplace_pairs(graph: OperationGraph, partition: Partition) -> frozenset[tupl
     found = set()
     for region in partition.regions:
         for out in region.stores:
-            if region.kind != "matmul" and out in graph.outputs and out not in graph.consumers:
+            if region.kind not in ("matmul", "grouped") and out in graph.outputs and out not in graph.consumers:
                 found |= {(out, i) for i in _ends_in(graph, out) if i not in graph.producer and graph.tensors[i].dim == graph.tensors[out].dim}
     return frozenset(found)
 

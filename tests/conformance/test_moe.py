@@ -221,6 +221,19 @@ def test_gradients(device):
             assert found[name].reshape(x.shape)[i] == pytest.approx(gradient, abs=1e-8)
 
 
+def test_a_result_over_its_residual_is_refused():
+    """SCATTER writes every row of the result before the products: a residual in the same memory would be read when it is no more."""
+    g = graphdnn.pygraph(device="cpu", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32)
+    token, weight, offsets = matrices(g)
+    residual = g.tensor(dim=(1, M, N), layout="row")
+    y = g.add(g.moe_grouped_matmul(token, weight, offsets, listed(g, "index", M), mode=mode.SCATTER), residual).set_output(True)
+    built(g)
+    arrays = {t: np.zeros(t.get_dim(), np.int32 if t.get_data_type() is D.INT32 else np.float32) for t in g._tensors if not t.get_is_virtual()}
+    arrays[y] = arrays[residual]
+    with pytest.raises(ValidationError, match="overlap|share|memory"):
+        g.execute(arrays, np.zeros(g.get_workspace_size(), np.uint8))
+
+
 # ------------------------------------------------------------------------------------------------------------------------------- the declaration
 def test_names_dims_and_json():
     g = graphdnn.pygraph(device="cpu", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32)
