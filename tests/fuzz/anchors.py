@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PARAMETERS = ("FLOAT", "FLOAT", "FLOAT", "HALF", "BFLOAT16", "DOUBLE")
 POSITIVE = Data("uniform", 0.5, 1.5)
+Values = dict[str, Any]
+"""Arguments by keyword."""
 DRESSING = ("relu", "tanh", "neg", "sigmoid", "gelu", "identity")
 
 
@@ -128,7 +130,7 @@ def normalization(g: Generator) -> None:
         extra = _some(g, range(1, 2 if method == "rmsnorm" else 3)) if phase == "TRAINING" else []
         if method in ("rmsnorm", "adalayernorm") and g.r.random() < 0.5:
             tensors.pop("bias")
-    g.emit(_op(g, method, tensors, own, extra), x.dim, x.stride, "f")
+    g.emit(call(g, method, tensors, own, extra), x.dim, x.stride, "f")
 
 
 def normalization_backward(g: Generator) -> None:
@@ -143,7 +145,7 @@ def normalization_backward(g: Generator) -> None:
         own["has_dbias"] = g.r.random() < 0.5
     elif method != "instancenorm" or g.r.random() < 0.5:
         tensors["mean"] = parameter(g, rest)
-    op = _op(g, f"{method}_backward", tensors, own, _some(g, range(1, 3 if own.get("has_dbias", True) else 2)))
+    op = call(g, f"{method}_backward", tensors, own, _some(g, range(1, 3 if own.get("has_dbias", True) else 2)))
     g.emit(op, x.dim, layout.packed(x.dim) if method == "adalayernorm" else channels_last(x.dim), "f")
 
 
@@ -168,10 +170,11 @@ def _some(g: Generator, indices: Sequence[int]) -> list[tuple[int, str, bool]]:
     return [(i, "", True) for i in indices] if g.r.random() < 0.4 else []
 
 
-def _op(g: Generator, method: str, tensors: dict[str, str], own: dict[str, Any], extra: Sequence[tuple[int, str, bool]] = ()) -> Op:
+def call(g: Generator, method: str, tensors: dict[str, str], own: dict[str, Any], extra: Sequence[tuple[int, str, bool]] = ()) -> Op:
     """A call with everything by keyword; names of by-value numbers count as tensors."""
-    names = tensors | {k: v for k, v in own.items() if isinstance(v, str) and v.startswith("x")}
-    op = Op(method, (), g.name(), {k: v for k, v in own.items() if k not in names}, g.node_compute(), tensors=names)
+    named = {k: v for k, v in own.items() if isinstance(v, str) and v.startswith("x")}
+    names = tensors | named | {f"{k}.{i}": x for k, v in own.items() if k == "dropout" for i, x in enumerate(v) if i}
+    op = Op(method, (), g.name(), {k: v[0] if k == "dropout" else v for k, v in own.items() if k not in names}, g.node_compute(), tensors=names)
     return replace(op, extra=tuple((i, name or f"{op.out}_{i}", output) for i, name, output in extra))
 
 
@@ -181,15 +184,15 @@ def statistics(g: Generator) -> None:
     channels = (1, x.dim[1], *(1,) * (len(x.dim) - 2))
     if g.r.random() < 0.3:
         given = {"mean": parameter(g, channels), "inv_variance": parameter(g, channels, POSITIVE), "scale": parameter(g, channels)}
-        op = _op(g, "dbn_weight", {"grad": operand(g, x.dim).name, "input": x.name, **given}, {}, _some(g, range(1, 5)))
+        op = call(g, "dbn_weight", {"grad": operand(g, x.dim).name, "input": x.name, **given}, {}, _some(g, range(1, 5)))
         g.emit(op, channels, channels_last(channels), "f")
         return
-    sums = _op(g, "genstats", {"input": x.name}, {}, [(1, "", g.r.random() < 0.3)])
+    sums = call(g, "genstats", {"input": x.name}, {}, [(1, "", g.r.random() < 0.3)])
     g.emit(sums, channels, channels_last(channels), "f")
     if g.r.random() < 0.6:
         tensors = {"sum": sums.out, "sq_sum": sums.extra[0][1], "scale": parameter(g, channels), "bias": parameter(g, channels)}
         own = {"epsilon": 1e-2, "accum_count": math.prod(x.dim) // x.dim[1]}
-        g.emit(_op(g, "bn_finalize", tensors, own, _some(g, range(1, 4))), channels, channels_last(channels), "f")
+        g.emit(call(g, "bn_finalize", tensors, own, _some(g, range(1, 4))), channels, channels_last(channels), "f")
 
 
 # ---------------------------------------------------------------------------------------------------------------------------- softmax, resampling
@@ -203,16 +206,16 @@ def softmax(g: Generator) -> None:
         if name == "logsumexp":
             own["keepdim"] = r.random() < 0.5
             dim = kept if own["keepdim"] else tuple(d for a, d in enumerate(x.dim) if a != axis)
-            g.emit(_op(g, name, {"input": x.name}, own), dim, None, "f")
+            g.emit(call(g, name, {"input": x.name}, own), dim, None, "f")
         else:
-            g.emit(_op(g, name, {"input": x.name}, own), x.dim, x.stride, "f")
+            g.emit(call(g, name, {"input": x.name}, own), x.dim, x.stride, "f")
         return
     if name == "logsumexp":
         tensors = {"grad": parameter(g, kept), "output": parameter(g, kept, Data("uniform", 1, 3)), "input": x.name}
     else:
         bounds = (0.0, 1.0) if name == "softmax" else (-3.0, 0.0)
         tensors = {"grad": x.name, "output": parameter(g, x.dim, Data("uniform", *bounds))}
-    g.emit(_op(g, f"{name}_backward", tensors, own), x.dim, None, "f")
+    g.emit(call(g, f"{name}_backward", tensors, own), x.dim, None, "f")
 
 
 def resampling(g: Generator) -> None:
@@ -234,11 +237,11 @@ def resampling(g: Generator) -> None:
     if min(out) < 1 or math.prod(dim) > g.limits.elements:
         return
     index = mode == "MAXPOOL" and r.random() < 0.5
-    pooled = _op(g, "resample", {"input": x.name}, own | ({"generate_index": True} if index else {}), [(1, "", r.random() < 0.5)] if index else [])
+    pooled = call(g, "resample", {"input": x.name}, own | ({"generate_index": True} if index else {}), [(1, "", r.random() < 0.5)] if index else [])
     g.emit(pooled, dim, channels_last(dim), g.kind([x], ""))
     if r.random() < 0.5 and (index or mode != "MAXPOOL"):
         tensors = {"loss": operand(g, dim).name} | ({"index": pooled.extra[0][1]} if index else {})
-        g.emit(replace(_op(g, "resample_backward", tensors, own), out_dim=x.dim), x.dim, channels_last(x.dim), "f")
+        g.emit(replace(call(g, "resample_backward", tensors, own), out_dim=x.dim), x.dim, channels_last(x.dim), "f")
 
 
 FAMILIES: dict[str, Callable[[Generator], None]] = {
@@ -251,6 +254,10 @@ FAMILIES: dict[str, Callable[[Generator], None]] = {
 }
 """Family -> what draws one of it."""
 _PREFIXES = {
+    "sdpa": "attention",
+    "moe_": "grouped matmul",
+    "block_scale": "block scaling",
+    "rng": "random numbers",
     "conv_": "convolution",
     "resample": "resampling",
     "genstats": "statistics",

@@ -16,6 +16,7 @@ from graphdnn.ir import layout
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION
 from tests.fuzz.anchors import FAMILIES
+from tests.fuzz.blocks import MORE
 from tests.fuzz.program import Dims, Input, Op, Program
 from tests.fuzz.shapes import USUAL, Limits, Shapes, Value, overlaps
 from tests.helpers import Data
@@ -234,7 +235,8 @@ class Generator(Shapes):
 
     def anchor(self) -> None:
         """An op of one of the families."""
-        FAMILIES[self.r.choice(sorted(FAMILIES))](self)
+        draw = FAMILIES | MORE
+        draw[self.r.choice(sorted(draw))](self)
 
     def movement(self) -> None:
         r = self.r
@@ -325,7 +327,7 @@ class Generator(Shapes):
         for _ in range(50):
             if len(self.ops) >= steps:
                 break
-            r.choices((self.pointwise, self.reduction, self.matmul, self.movement, self.anchor), (42, 12, 12, 11, 23))[0]()
+            r.choices((self.pointwise, self.reduction, self.matmul, self.movement, self.anchor), (38, 11, 11, 10, 30))[0]()
         read = {a for o in self.ops for a in o.reads}
         made = {v.name: v for v in self.pool}
         for i, op in enumerate(self.ops):

@@ -9,6 +9,7 @@ from typing import Any
 import graphdnn
 from graphdnn.dtypes import data_type
 from graphdnn.frontend.names import convolution_mode
+from graphdnn.ir.layout import packed
 from tests.helpers import Data, Outcome, check_graph
 
 Dims = tuple[int, ...]
@@ -50,6 +51,8 @@ class Op:
     output: bool = False
     tensors: dict[str, str] = field(default_factory=dict)
     extra: tuple[tuple[int, str, bool], ...] = ()
+    extra_dtype: str | None = None
+    further: tuple[tuple[int, str, Dims], ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ class Op:
     @property
     def results(self) -> tuple[str, ...]:
         """Names of what it makes."""
-        return (self.out, *(name for _, name, _ in self.extra))
+        return (self.out, *(name for _, name, _ in self.extra), *(name for _, name, _ in self.further))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Program:
                     **o,
                     "args": tuple(o["args"]),
                     "extra": tuple(map(tuple, o["extra"])),
+                    "further": tuple((i, n, tuple(d)) for i, n, d in o["further"]),
                     "out_dim": _dims(o["out_dim"]),
                     "out_stride": _dims(o["out_stride"]),
                 }
@@ -144,15 +148,21 @@ ENUMS = {
     "reshape_mode": graphdnn.reshape_mode,
     "norm_forward_phase": graphdnn.norm_forward_phase,
     "convolution_mode": convolution_mode,
+    "diagonal_alignment": graphdnn.diagonal_alignment,
 }
-"""Keywords whose values are members of an enum; so is the mode of a reduction."""
+"""Keywords whose values are members of an enum."""
+MODES: dict[str, Any] = {"reduction": graphdnn.reduction_mode, "moe_grouped_matmul": graphdnn.moe_grouped_matmul_mode}
+"""Methods whose ``mode`` is one."""
 
 
 def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     operands = [tensors[a] if isinstance(a, str) else a for a in op.args]
-    kwargs = {k: ENUMS[k][v] if k in ENUMS else v for k, v in op.kwargs.items()} | {k: tensors[name] for k, name in op.tensors.items()}
-    if op.method == "reduction":
-        kwargs["mode"] = graphdnn.reduction_mode[kwargs["mode"]]
+    kwargs = {k: ENUMS[k][v] if k in ENUMS else v for k, v in op.kwargs.items()}
+    for k, name in op.tensors.items():
+        argument, _, member = k.partition(".")
+        kwargs[argument] = tensors[name] if not member else (*(kwargs[argument] if member != "1" else (kwargs[argument],)), tensors[name])
+    if op.method in MODES:
+        kwargs["mode"] = MODES[op.method][kwargs["mode"]]
     if "slices" in kwargs:
         kwargs["slices"] = [slice(*s) for s in kwargs["slices"]]
     if op.compute is not None:
@@ -169,11 +179,16 @@ def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         first.set_stride(list(op.out_stride))
     if op.output:
         first.set_output(True)
-    return {op.out: first} | {name: _extra(results[i], name, output) for i, name, output in op.extra}
+    for i, _, dim in op.further:
+        results[i].set_dim(list(dim)).set_stride(list(packed(dim)))
+    others = [*op.extra, *((i, name, True) for i, name, _ in op.further)]
+    return {op.out: first} | {name: _extra(results[i], name, output, op.extra_dtype) for i, name, output in others}
 
 
-def _extra(result: Any, name: str, output: bool) -> Any:
+def _extra(result: Any, name: str, output: bool, dtype: str | None) -> Any:
     """A further result; an output is FLOAT unless the op says otherwise."""
+    if dtype is not None:
+        result.set_data_type(data_type[dtype])
     if output and result.get_data_type() is data_type.NOT_SET:
         result.set_data_type(data_type.FLOAT)
     return result.set_name(name).set_output(output)

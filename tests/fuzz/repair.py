@@ -87,7 +87,7 @@ def _kept(ops: list[Op]) -> list[Op]:
     wanted: set[str] = set()
     kept = []
     for o in reversed(ops):
-        if o.output or any(output for _, _, output in o.extra) or wanted & set(o.results):
+        if o.output or o.further or any(output for _, _, output in o.extra) or wanted & set(o.results):
             kept.append(o)
             wanted.update(o.reads)
     return kept[::-1]

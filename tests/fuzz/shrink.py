@@ -63,7 +63,7 @@ def _live(program: Program) -> Program:
     wanted: set[str] = set()
     ops = []
     for op in reversed(program.ops):
-        if op.output or any(output for _, _, output in op.extra) or wanted & set(op.results):
+        if op.output or op.further or any(output for _, _, output in op.extra) or wanted & set(op.results):
             ops.append(op)
             wanted.update(op.reads)
     return replace(program, ops=tuple(ops[::-1]), inputs=tuple(i for i in program.inputs if i.name in wanted))
