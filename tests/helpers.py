@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import os
 import zlib
-<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-=======
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
->>>>>>> ad7156c (Fuzz: attention, grouped matmul, block scaling and random numbers; composites compared in float64 where float32 roundings part them)
 from typing import Any
 
 import numpy as np
