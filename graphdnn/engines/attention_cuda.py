@@ -55,7 +55,8 @@ class AttentionSimt(Knobs):
 def candidates(p: AttentionProblem, simulated: bool) -> tuple[AttentionSimt, ...]:
     """Tiles, best guess first."""
     if simulated:
-        found = [AttentionSimt(8, 8, 4, 8, 2, 2), AttentionSimt(4, 8, 4, 16, 1, 2)]
+        wide = min(ceil_div(max(p.d_v, 1), 4) * 4, 32)  # in one part if it fits: parts calculate scores again
+        found = [AttentionSimt(8, 8, 4, wide, 2, 2), AttentionSimt(4, 8, 4, 8, 1, 2)]
     else:
         bv = next((n for n in (16, 32, 64) if p.d_v <= n), 128)
         found = [AttentionSimt(64, 64, 16, bv, 4, 4), AttentionSimt(32, 64, 16, bv, 2, 4), AttentionSimt(16, 64, 16, bv, 1, 4)]
