@@ -6,7 +6,7 @@ pointwise.py     0  any DAG of pointwise and movement ops over one space
 reduction.py     1  reductions of one space over the same axes
 matmul_simt.py   2  portable matmul; matmul_parts.py takes a region apart; matmul_cpu.py (loops: strips.py), matmul_cuda.py, matmul_sums.py lower it
 conv_gemm.py     5  portable convolution, lowered like matmul_simt
-conv_direct.py   6  convolution on a CPU, without a matrix; conv_lanes.py lowers narrow groups
+conv_direct.py   6  convolution without a matrix; conv_lanes.py (CPU) and conv_thread.py (CUDA) lower narrow groups
 conv_winograd.py 7  3 x 3 convolution by transformed tiles; conv_tiles.py cuts them, conv_stages.py makes the kernels
 conv_fft.py      8  the same by Fourier transforms, for large filters
 attention_fwd.py 9  attention, forward; attention_parts.py: sizes and addresses of a node, attention_score.py: what happens to a score,

@@ -1,4 +1,4 @@
-"""Engine ``conv_direct``: convolution (and data gradient) on a CPU without a matrix: sums in vector registers, windows read from a few image lines.
+"""Engine ``conv_direct``: convolution (and data gradient) without a matrix: on a CPU sums in vector registers, on a GPU a thread for each output.
 
 An item makes a strip of outputs along the last spatial dim, all their channels. The lines of the image under the strip are copied once, prologue and
 padding included, to a buffer on the thread's stack; tiles of 6 outputs x 64 bytes of channels walk taps and channels in it.
@@ -18,9 +18,10 @@ from graphdnn.codegen.dialect import IndexWriter, decompose
 from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, KernelSpec, Launch, Memset, Recipe, Step
 from graphdnn.device import DeviceProps
-from graphdnn.engines import conv_lanes
+from graphdnn.engines import conv_lanes, conv_thread
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, fits, header, placeholder, roofline
 from graphdnn.engines.conv_lanes import LanesCpu
+from graphdnn.engines.conv_thread import ThreadCuda
 from graphdnn.engines.matmul_parts import MatmulParts, take_apart
 from graphdnn.engines.matmul_sums import Partials, end_of, finish, partials
 from graphdnn.engines.strips import runs_along_rows, strips
@@ -88,11 +89,17 @@ class ConvDirect(Engine):
         return _accepts_sums(graph, region) if status and region.epilogue_reductions else status
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
+        if device.kind != "cpu":
+            return (ThreadCuda(),)
         return (DirectCpu(), DirectCpu(24), LanesCpu(), LanesCpu(4, 16), LanesCpu(1, 8))
 
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
-        if device.kind != "cpu":
-            return reject(f"conv_direct: made for a CPU's vector registers and stack; the device is {device.name}")
+        if isinstance(knobs, ThreadCuda) != (device.kind != "cpu"):
+            return reject(f"conv_direct: {knobs!r} is made for another kind of device than {device.name}")
+        if isinstance(knobs, ThreadCuda):
+            filters = _forms(graph, region)[0].n.size
+            few = f"{filters} results of a group read the same windows; {knobs!r} is for at most {conv_thread.FILTERS}"
+            return OK if filters <= conv_thread.FILTERS else reject(f"conv_direct: {few}")
         if isinstance(knobs, LanesCpu):
             if region.epilogue_reductions:
                 name = graph.nodes[region.epilogue_reductions[0]].name
@@ -120,13 +127,16 @@ class ConvDirect(Engine):
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         """Work of the padded tiles; every strip reads all weights again and copies its lines."""
         forms = _forms(graph, region)
-        least = roofline(graph, region, device, 0.9 if isinstance(knobs, DirectCpu) else LANES, graph.nodes[region.anchors[0]].compute.name)
+        reached = LANES if isinstance(knobs, LanesCpu) else conv_thread.REACHED if isinstance(knobs, ThreadCuda) else 0.9
+        least = roofline(graph, region, device, reached, graph.nodes[region.anchors[0]].compute.name)
         total = sum(math.prod(f.sizes) for f in forms) or 1
         return sum(self._pass(graph, region, device, knobs, f, least * math.prod(f.sizes) / total) for f in forms)
 
     def _pass(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, form: Contraction, least: float) -> float:
         """Seconds of one of the contractions, which would take ``least`` without waste."""
         sizes = _sizes(graph, region, form)
+        if isinstance(knobs, ThreadCuda):
+            return conv_thread.seconds(form, least, knobs)
         if isinstance(knobs, LanesCpu):
             found = _lanes(graph, region, form, knobs)
             items, cores = conv_lanes.items(form, found), max(device.cores, 1)
@@ -144,9 +154,11 @@ class ConvDirect(Engine):
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         words, title, recipes = chain(graph, region), header(graph, region, knobs), []
         for form in _forms(graph, region):
-            parts, sizes = take_apart(graph, region, memory, True, form), _sizes(graph, region, form)
+            parts, sizes = take_apart(graph, region, memory, device.kind == "cpu", form), _sizes(graph, region, form)
             if parts.reduced and isinstance(knobs, LanesCpu):
                 recipes.append(conv_lanes.lower(parts, form, knobs, words, title))
+            elif parts.reduced and isinstance(knobs, ThreadCuda):
+                recipes.append(conv_thread.lower(parts, knobs, words, title))
             elif parts.reduced:
                 assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
                 recipes.append(_Lowering(parts, form, sizes, min(knobs.strip, sizes.outputs), words, title).recipe())

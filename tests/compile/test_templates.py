@@ -100,18 +100,18 @@ def heads_apart(g, y):
     return g.transpose(g.reshape(y, reshape_mode=graphdnn.reshape_mode.LOGICAL).set_dim([2, 200, 17, 8]), [0, 2, 1, 3])
 
 
-def conv(dtype=F32, kind="fprop", layout="row", stride=1, groups=1):
+def conv(dtype=F32, kind="fprop", layout="row", stride=1, groups=1, filters=48):
     def build(g):
         p = 20 // stride
-        x, w, dy = (tensor(g, dim, dtype, layout=layout) for dim in ((2, 32, 20, 20), (48, 32 // groups, 3, 3), (2, 48, p, p)))
+        x, w, dy = (tensor(g, dim, dtype, layout=layout) for dim in ((2, 32, 20, 20), (filters, 32 // groups, 3, 3), (2, filters, p, p)))
         more = {"padding": [1, 1], "stride": [stride] * 2, "dilation": [1, 1], "compute_data_type": F32}
         if kind == "fprop":
-            y = g.bias(g.conv_fprop(g.relu(x), w, **more), tensor(g, (1, 48, 1, 1)))
-            out(g.relu(y), dtype).set_dim((2, 48, p, p)).set_stride(dy.get_stride())
+            y = g.bias(g.conv_fprop(g.relu(x), w, **more), tensor(g, (1, filters, 1, 1)))
+            out(g.relu(y), dtype).set_dim((2, filters, p, p)).set_stride(dy.get_stride())
         elif kind == "dgrad":
             out(g.conv_dgrad(g.sigmoid(dy), w, **more).set_dim((2, 32, 20, 20)), dtype)
         else:
-            out(g.conv_wgrad(x, dy, **more).set_dim((48, 32 // groups, 3, 3)), dtype)
+            out(g.conv_wgrad(x, dy, **more).set_dim((filters, 32 // groups, 3, 3)), dtype)
 
     return build
 
@@ -219,6 +219,7 @@ GRAPHS = {
     "conv channels last, bf16, strided": conv(D.BFLOAT16, layout="channels_last", stride=2),
     "conv data gradient, strided, prologue": conv(kind="dgrad", stride=2),
     "conv weight gradient, grouped": conv(kind="wgrad", groups=2),
+    "conv, depthwise": conv(groups=32, filters=64),
     "conv, Winograd": conv(),
     "conv, Winograd, data gradient": conv(kind="dgrad", layout="channels_last"),
     "conv, Fourier": conv(layout="channels_last"),
@@ -233,8 +234,16 @@ GRAPHS = {
     "attention of one row, any head dim": attention(D.HALF, (2, 4, 1, 300), (2, 1, 300, 300), 33, False, use_alibi_mask=True, use_causal_mask=True),
     "attention gradient": attention_gradient(attn_scale=0.125, use_causal_mask=True),
     "attention gradient bf16, biased, dropout, sink": attention_gradient(
-        D.BFLOAT16, (2, 4, 200, 80), (2, 2, 300, 80), bias=(1, 4, 200, 300), sink=True, dropout=random_numbers, use_padding_mask=True,
-        seq_len_q=lengths, seq_len_kv=lengths, diagonal_band_left_bound=64,
+        D.BFLOAT16,
+        (2, 4, 200, 80),
+        (2, 2, 300, 80),
+        bias=(1, 4, 200, 300),
+        sink=True,
+        dropout=random_numbers,
+        use_padding_mask=True,
+        seq_len_q=lengths,
+        seq_len_kv=lengths,
+        diagonal_band_left_bound=64,
     ),
     "attention with lengths": attention(use_padding_mask=True, seq_len_q=lengths, seq_len_kv=lengths, diagonal_band_left_bound=64),
     "mxfp8 quantize": mxfp8,

@@ -106,6 +106,10 @@ TYPES = [
     ("wgrad", D.INT8, D.INT32, D.INT32),
     ("fprop", D.INT8, F32, F32),
     ("dgrad", D.INT64, D.INT64, D.NOT_SET),
+    ("dgrad", D.DOUBLE, D.DOUBLE, D.NOT_SET),
+    ("dgrad", D.INT8, D.INT32, D.INT32),
+    ("wgrad", D.FP8_E4M3, F32, F32),
+    ("fprop", D.UINT8, D.INT32, D.INT32),
 ]
 
 
@@ -113,6 +117,17 @@ TYPES = [
 def test_types(device, types):
     kind, *types = types
     check_graph(graph_of(Case(x=(2, 3, 5, 4), k=5), kind, dtype=types[0], out=types[1], compute=types[2]), device)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("types", [(D.INT8, D.INT32, D.INT32), (D.FP8_E5M2, D.HALF, F32)], ids=lambda t: t[0].name)
+def test_narrow_types_of_any_form(device, types, kind):
+    """Groups, strides, dilation, uneven padding and reversed taps together; and one channel a group."""
+    dtype, out, compute = types
+    case = Case(
+        x=(1, 4, 7, 6), k=4, taps=(3, 2), pre=(2, 0), post=(1, 2), stride=(2, 1), dilation=(1, 2), groups=2 if kind == "fprop" else 4, flip=True
+    )
+    check_graph(graph_of(case, kind, dtype=dtype, out=out, compute=compute), device, runs=1)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +187,7 @@ def test_narrow_groups(device, name, kind, layout):
 
     outcome = check_graph(build, device, graph={"compute_data_type": F32}, runs=1)
     assert len(outcome.graph.plan.partition.regions) == 1
-    assert device != "cpu" or "LanesCpu" in outcome.graph.plan.choices[0].knobs
+    assert name != "depthwise" or ("LanesCpu" if device == "cpu" else "ThreadCuda") in outcome.graph.plan.choices[0].knobs
 
 
 @pytest.mark.parametrize("layout", ["row", "channels_last"])
