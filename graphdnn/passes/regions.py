@@ -132,9 +132,12 @@ class _Partitioner:
         return all(region not in self._closure(self._needs(t)) for t in tensors)
 
     def _materialize(self, tensor: int, why: str) -> None:
-        region = self.home[tensor]
         while self._is_spare(tensor) and self._made_by(tensor).op in VIEWS and self._made_by(tensor).input_ids[0] in self.home:
             tensor = self._made_by(tensor).input_ids[0]  # whoever reads it looks through the view
+        self._store(tensor, why)
+
+    def _store(self, tensor: int, why: str) -> None:
+        region = self.home[tensor]
         if tensor not in self.stored_by:
             self.stored_by[tensor] = region
             self.drafts[region].stores.append(tensor)
@@ -197,6 +200,8 @@ class _Partitioner:
             if t in self.graph.producer and t not in self.home and t not in self.stored_by:
                 self.notes.append(f"'{self.graph.tensors[t].name}' is stored: attention '{n.name}' reads it in tiles")
                 self._store_alone(t)
+            elif t in self.home:
+                self._store(t, f"attention '{n.name}' reads it in tiles")
         region = self._new(_Draft("attention", self.graph.tensors[n.output_ids[0]].dim, [i]))
         self._take(region, n.input_ids, f"attention '{n.name}' reads it in tiles")
         for out in n.output_ids:

@@ -86,6 +86,24 @@ def test_resnet_bottleneck() -> None:
         assert number(rf"  {name} +error (\S+) of", out) < 1e-5
 
 
+def test_gpt2_block() -> None:
+    """Attention reads its parts of the packed matrix where they are: norm, product, attention, product, norm, two products."""
+    out = run("07")
+    assert kernels("forward", out) == 7
+    assert kernels("backward", out) <= 11
+    for name in ("y", "dx", "dw_qkv", "db_down", "dscale0"):
+        assert number(rf"  {name} +error (\S+) of", out) < 1e-5
+
+
+@pytest.mark.slow
+def test_llama_block() -> None:
+    out = run("08")
+    assert kernels("forward", out) <= 12
+    assert kernels("backward", out) <= 16
+    for name in ("y", "dx", "dw_k", "dw_gate", "dscale1"):
+        assert number(rf"  {name} +error (\S+) of", out) < 1e-5
+
+
 def test_fp8_training_epilogue() -> None:
     out = run("01")
     assert number(r"kernels +(\d+) ", out) == 1

@@ -78,6 +78,18 @@ def test_parts_of_a_product_are_not_copied():
     assert report.kernels == 2 and len(report.stored) == 1
 
 
+def test_a_product_is_stored_as_attention_reads_it():
+    """Heads split and swapped are stored by the product's own kernel; what else reads the product looks through them."""
+    g = graph()
+    x = g.tensor(dim=(B * S, 16), layout="row", name="x")
+    w = [g.tensor(dim=(16, H * W), layout="row", name=n) for n in "qkv"]
+    made = [g.matmul(x, t) for t in w]
+    attend(g, *(heads(g, t) for t in made))
+    g.relu(made[0]).set_output(True)
+    report = plan(g)
+    assert report.kernels == 4
+
+
 def test_calculated_parts_are_stored():
     """Nothing else needs relu(x) in memory, so each part is calculated where it is stored, without gaps."""
     g = graph()
