@@ -175,3 +175,9 @@ class FakeCuda:
 
     def cuMemsetD8Async(self, address: Any, value: int, nbytes: int, stream: Any) -> None:
         self.log.append(("memset", _int(address), value, nbytes, _int(stream)))
+
+    def cuStreamSynchronize(self, stream: Any) -> None:
+        self.log.append(("synchronize", _int(stream)))
+
+    def cuMemcpyDtoH_v2(self, target: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(target, source, nbytes)

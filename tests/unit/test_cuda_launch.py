@@ -7,11 +7,27 @@ import math
 import os
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
 from graphdnn import _libcuda, errors
-from graphdnn.codegen.spec import Binary, Buffer, Constant, KernelSpec, Launch, Memset, PointerParam, Recipe, ScalarParam, TensorScalar
+from graphdnn.codegen.spec import (
+    Binary,
+    Buffer,
+    Constant,
+    KernelSpec,
+    Launch,
+    Limits,
+    Listing,
+    Memset,
+    PointerParam,
+    Recipe,
+    ScalarParam,
+    TensorScalar,
+)
+from graphdnn.dtypes import data_type
+from graphdnn.errors import ExecutionError
 from graphdnn.targets import cuda_driver
 from graphdnn.targets.cuda import CudaTarget
 from tests.unit.fake_cuda import CONTEXT, FakeCuda
@@ -62,6 +78,23 @@ def test_a_run_gives_kernels_what_the_recipe_says(fake: FakeCuda) -> None:
     assert first[1:6] == ("k_any", (5, 1, 1), (128, 1, 1), 0, 0x77)
     assert first[6] == [0x30000, 0x40040, 1.5, -9, 0.0] and math.copysign(1, first[6][4]) == -1
     assert second[1:6] == ("k_plain", (6, 1, 1), (256, 1, 1), 99_000, 0x77) and second[6] == [0x30000, 0x50100]
+
+
+def test_values_are_checked_where_the_switch_asks(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = (ctypes.c_int32 * 3)(4, 9, 0)
+    limits = Limits(Listing(Buffer("tensor", 5), data_type.INT32, 3, 1, "lengths"), 1, 0, 0, 8, "a length is out of range")
+    recipe, addresses = replace(RECIPE, steps=(limits, *RECIPE.steps)), ADDRESSES | {5: ctypes.addressof(lengths)}
+    CudaTarget("sm_90a").load(recipe, BINARIES).run(addresses, SCALARS, 0x50000, 0x77)
+    assert launches(fake) and not [entry for entry in fake.log if entry[0] == "synchronize"]
+    monkeypatch.setenv("GRAPHDNN_CHECK_VALUES", "1")
+    executable = CudaTarget("sm_90a").load(recipe, BINARIES)
+    fake.log.clear()
+    with pytest.raises(ExecutionError, match=r"lengths.*found 9"):
+        executable.run(addresses, SCALARS, 0x50000, 0x77)
+    assert ("synchronize", 0x77) in fake.log and not launches(fake) and not fake.stack
+    lengths[1] = 8
+    executable.run(addresses, SCALARS, 0x50000, 0x77)
+    assert launches(fake)
 
 
 def test_every_call_has_its_own_values(fake: FakeCuda) -> None:
