@@ -18,6 +18,7 @@ from graphdnn.engines.attention_bwd_cpu import AttentionBwdCpu
 from graphdnn.engines.attention_bwd_cuda import STATIC_SHARED, AttentionBwdCuda
 from graphdnn.engines.attention_bwd_parts import GRADIENTS, BackwardText, Kind, split
 from graphdnn.engines.attention_dump import dump
+from graphdnn.engines.attention_limits import limits
 from graphdnn.engines.attention_parts import AttentionProblem
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, entry_name, header, traffic
 from graphdnn.errors import NotSupportedError
@@ -140,7 +141,8 @@ class _Lowering:
             kernel, launch = dump(p, self.memory, self.words, self.title, self.cpu, len(self.kernels))
             self.kernels.append(kernel)
             self.steps.append(launch)
-        return Recipe(tuple(self.kernels), tuple(self.steps), 2 * self.vector)
+        checks = limits(p, self.memory) if self.steps else ()
+        return Recipe(tuple(self.kernels), (*checks, *self.steps), 2 * self.vector)
 
     def _threads(self) -> int:
         """More than the threads of any launch: those of a row, or of a tile of the smallest extent, for every part of a head."""

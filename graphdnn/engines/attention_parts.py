@@ -126,6 +126,23 @@ class AttentionProblem:
         """Number of scores, masked ones included."""
         return self.b * self.h_q * self.s_q * self.s_kv
 
+    @cached_property
+    def pairs(self) -> int:
+        """Scores that no bound hides, lengths of batches left aside."""
+        shift = self.s_kv - self.s_q if self.shifted else 0
+        total = 0
+        for row in range(self.s_q):
+            first = 0 if self.left is None else max(0, row + shift - self.left + 1)
+            last = self.s_kv if self.right is None else min(self.s_kv, row + shift + self.right + 1)
+            total += max(0, last - first)
+        return self.b * self.h_q * total
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of the products that the formula has: two forward; backward three more, over rows of Q and K, or of V."""
+        over_k, over_v = (3, 2) if self.has("dO") else (1, 1)
+        return 2 * self.pairs * (over_k * self.d_qk + over_v * self.d_v)
+
     def heads_of(self, port: str) -> int:
         """Heads of the tensor at ``port``."""
         return self.tensor(port).dim[1]

@@ -15,6 +15,7 @@ from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import data_type, info
 from graphdnn.engines import subbyte
+from graphdnn.engines.attention_parts import AttentionProblem
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs import registry
 from graphdnn.opspecs.fast_conv import FastConv
@@ -144,7 +145,8 @@ def traffic(graph: OperationGraph, region: Region) -> tuple[int, int]:
 
 
 def flops(graph: OperationGraph, region: Region) -> int:
-    """Arithmetic operations: 2 m n k for a contraction, what its spec says for a few ops, one an element for the others."""
+    """Arithmetic operations: 2 m n k for a contraction, the products of an attention, what its spec says for a few ops, one an element
+    for the others."""
     total = 0
     for i in region.nodes:
         node = graph.nodes[i]
@@ -155,6 +157,8 @@ def flops(graph: OperationGraph, region: Region) -> int:
             total += graph.tensors[node.input_ids[0]].size
         elif node.op == "POINTWISE":
             total += out.size
+        elif registry.spec(node.op).role == "attention":
+            total += AttentionProblem.of(graph, node).flops
         else:
             work = registry.spec(node.op).work
             total += work([graph.tensors[t].dim for t in node.input_ids], [graph.tensors[t].dim for t in node.output_ids]) if work else 0
