@@ -2,7 +2,7 @@
 
 ::
 
-    registry.py    SPECS: JSON tag -> OpSpec, collected from the modules listed there; spec(tag)
+    registry.py    SPECS: JSON tag -> OpSpec, of the modules listed there, imported on first use; spec(tag)
       pointwise.py   the table of pointwise modes (expression in the common dialect, reference beside it) and the POINTWISE op
       reduction.py   the table of reduction modes and the REDUCTION op
       matmul.py      MATMUL
@@ -25,5 +25,5 @@
     scalars.py     NumPy functions that NumPy lacks: erf, integer power, rounded integer division
     spec.py        OpSpec, the record that every op fills in
 
-Adding an op: a module with a tuple ``SPECS`` of OpSpecs, and its name in ``registry.MODULES``.
+Adding an op: a module with a tuple ``SPECS`` of OpSpecs, and its name and their tags in ``registry.MODULES``.
 """
