@@ -11,8 +11,8 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the elements of a tensor are, if dims and strides cannot say it or a kernel wants other dims: read in row-major order, a tensor of
-    ``dim`` and ``stride`` has the elements of the declared one, which is padded at the ends of its dims to the extents ``padded``."""
+    """Where the elements of a tensor are, if its dims and strides cannot say it: read in row-major order, a tensor of ``dim`` and ``stride`` has
+    the elements of the declared one, which is padded at the ends of its dims to the extents ``padded``."""
 
     dim: Dims
     stride: Dims

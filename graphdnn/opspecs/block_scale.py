@@ -2,8 +2,8 @@
 NVFP4: 16 and FP8_E4M3; any block that divides the extent, any float type of the scale).
 
 Quantize, of a block along one axis: scale = max |x| / largest value of Y's type, rounded to the scale's type (upward for FP8_E8M0, so that nothing
-saturates), y = x / scale rounded to Y's type; 0 where the scale is 0. Both are calculated over the view [..., blocks, block, ...] of X, and Y and the
-scales are placed in it too, so that one kernel reads X once. Dequantize: y = x * scale, the scale read through a window that stands still within a
+saturates), y = x / scale rounded to Y's type; 0 where the scale is 0. Both are calculated over the view [..., blocks, block, ...] of X, so that one
+kernel reads X once. Dequantize: y = x * scale, the scale read through a window that stands still within a
 block, so that it is fused into what reads Y.
 
 Scales in the order F8_128x4 (tiles of 128 x 4 scales, 512 bytes each): element (r, c) of a tile is at (r % 32) * 16 + r // 32 * 4 + c; tiles are
@@ -97,14 +97,9 @@ def _infer_quantize(node: NodeDecl) -> None:
         full = _tiled(counts, layout.packed(counts), rows, axis).padded
         wanted = counts if scale.dim is not None and tuple(scale.dim) == counts else full
         shapes.give(node, "scale", wanted, lambda: layout.packed(full, order))
-        placement = _tiled(wanted, tuple(scale.stride or ()), rows, axis)
+        scale.placement = None if scale.virtual else _tiled(wanted, tuple(scale.stride or ()), rows, axis)
     else:
         shapes.give(node, "scale", counts, lambda: layout.packed(counts, order))
-        placement = Placement(_split(counts, axis, blocks, 1), _split(tuple(scale.stride or ()), axis, (scale.stride or ())[axis], 1), counts)
-    scale.placement = None if scale.virtual else placement
-    step = (y.stride or ())[axis]
-    view = Placement(_split(dim, axis, blocks, block), _split(tuple(y.stride or ()), axis, step * block, step), dim)
-    y.placement = None if y.virtual else view
 
 
 def _infer_dequantize(node: NodeDecl) -> None:
