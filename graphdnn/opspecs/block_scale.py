@@ -83,7 +83,7 @@ def _split(values: Dims, axis: int, *parts: int) -> Dims:
 def _infer_quantize(node: NodeDecl) -> None:
     """Y like X (``transpose``: the axis fastest); one scale a block, row-major (``transpose``: the axis fastest)."""
     shapes.require(node, ("X",), ("Y", "scale"))
-    x, y, scale = node.inputs["X"], node.outputs["Y"], node.outputs["scale"]
+    x, scale = node.inputs["X"], node.outputs["scale"]
     block = _whole(node, "block_size", node.attrs.get("block_size"))
     rank = len(shapes.dims(x))
     given = node.attrs.get("axis")
