@@ -87,11 +87,6 @@ FORWARD_PORTS, GRADIENT_PORTS = (*_FORWARD_IN, *_FORWARD_OUT), (*_GRADIENT_IN, *
 """Inputs, then outputs. dS_max, which only expansions ask for: the largest magnitude of every row of dS."""
 FORWARD_ATTRS = (*MASK_ATTRS, "generate_stats", "max_seq_len_kv", "mma_core_mode", "implementation", "is_mxfp8", "unfuse_fma")
 GRADIENT_ATTRS = (*MASK_ATTRS, "score_mod_bprop", "max_total_seq_len_q", "max_total_seq_len_kv", "is_deterministic_algorithm", "is_mxfp8")
-def _products(given: list[tuple[int, ...]], of_k: int, of_v: int) -> int:
-    """Operations of ``of_k`` products over the head dim of K and ``of_v`` over that of V; masks count as if they kept all scores."""
-    q, k, v = given[:3]
-    return 2 * q[0] * q[1] * q[2] * k[2] * (of_k * q[3] + of_v * v[3])
-
 
 SPECS = (
     OpSpec(
@@ -106,7 +101,6 @@ SPECS = (
         infer=infer_forward,
         check=rules.check,
         reference=forward,
-        work=lambda given, made: _products(given, 1, 1),
         spans=attention_bounds.forward,
     ),
     OpSpec(
@@ -121,7 +115,6 @@ SPECS = (
         infer=infer_backward,
         check=_check_backward,
         reference=backward,
-        work=lambda given, made: _products(given, 3, 2),
         spans=attention_bounds.backward,
     ),
 )
