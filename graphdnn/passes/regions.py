@@ -319,6 +319,9 @@ class _Partitioner:
 
     def _store_alone(self, out: int) -> None:
         region = self._new(_Draft("pointwise", self.graph.tensors[out].dim, stores=[out], before=set(self.waits[out])))
+        for r, d in enumerate(self.drafts):
+            if r != region and self.graph.producer[out] in self._walk(self._wanted(d), r)[1]:
+                d.before.add(region)  # It was to calculate the value itself, and now reads it.
         self.stored_by[out] = region
         self.waits[out] = frozenset((region,))
         self.cone[out] = frozenset()

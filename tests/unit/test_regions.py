@@ -220,3 +220,15 @@ def test_an_output_is_not_stored_from_an_empty_loop_nest() -> None:
     p = partition(b.graph())
     check(b.graph(), p)
     assert sorted(r.space for r in p.regions) == [(0, 3), (1, 3)]
+
+
+def test_a_value_stored_late_is_stored_before_its_earlier_readers() -> None:
+    """Attention stores what it reads; the sum was to calculate it itself."""
+    b = Builder()
+    x = b.tensor(1, 1, 8, 4)
+    y = b.add(x, x, 1, 1, 8, 4)
+    b.total(y, 1, 1, 1, 1, virtual=False)
+    b.node("SDPA", (y, y, y), (1, 1, 8, 4), "QKV", False, attn_scale_value=1.0)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["pointwise", "reduction", "attention"] and p.materialized == (y,)
