@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphdnn import reference
+from graphdnn.codegen.spec import Limits
 from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.ir.tensor import Tensor
@@ -52,9 +53,11 @@ class Checked:
         yield f"time: {self.best * 1e6:.1f} us (first {self.first * 1e6:.1f} us)"
 
 
-def random_values(rng: np.random.Generator, tensor: Tensor) -> Array:
-    """Values for an input: N(0, 1) for floats, small integers for the others, rounded to the data type."""
+def random_values(rng: np.random.Generator, tensor: Tensor, within: tuple[int, int] | None = None) -> Array:
+    """Values for an input: N(0, 1) for floats, small integers for the others, rounded to the data type; integers in ``within`` where it is given."""
     row = info(tensor.dtype)
+    if within is not None:
+        return rng.integers(within[0], max(within) + 1, tensor.dim)
     if tensor.dtype is data_type.FP8_E8M0:
         return np.asarray(2.0 ** rng.integers(-3, 4, tensor.dim))
     if row.kind == "f":
@@ -71,9 +74,10 @@ def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[s
         rule = "a plan with packed tensors cannot be checked on random inputs"
         raise NotSupportedError(explain(rule, tensor=packed, expected="tensors without ragged offsets", found="a ragged offset"))
     feeds: dict[int, Any] = {}
+    within = {s.values.buffer.index: (s.low, s.high) for s in plan.recipe.steps if isinstance(s, Limits)}
     for t in graph.inputs:
         tensor = graph.tensors[t]
-        feeds[t] = tensor.value if tensor.value is not None else random_values(rng, tensor)
+        feeds[t] = tensor.value if tensor.value is not None else random_values(rng, tensor, within.get(t))
     tell("calculating the reference")
     expected = reference.run_with_error(graph, feeds, plan.algorithms)
     memory = _Memory(plan)
