@@ -228,7 +228,7 @@ def test_a_value_stored_late_is_stored_before_its_earlier_readers() -> None:
     x = b.tensor(1, 1, 8, 4)
     y = b.add(x, x, 1, 1, 8, 4)
     b.total(y, 1, 1, 1, 1, virtual=False)
-    b.node("SDPA", (y, y, y), (1, 1, 8, 4), "QKV", False, attn_scale_value=1.0)
+    b.node("SDPA", (y, y, y), (1, 1, 8, 4), "Q K V", False, attn_scale_value=1.0)
     p = partition(b.graph())
     check(b.graph(), p)
     assert kinds(p) == ["pointwise", "reduction", "attention"] and p.materialized == (y,)
