@@ -17,7 +17,7 @@ from graphdnn.ir.index import Var
 CHUNK = 16384
 """Elements that are worth handing to another thread, and that one part of a split reduction takes."""
 COLUMNS, TILES = (64, 512), 16
-"""Neighbouring results of a tile, at least and at most, and tiles to keep threads busy: wide tiles read longer runs of memory (the sums of 4096 columns in
+"""Neighbouring results of a tile, at least and at most, and tiles to keep threads busy: wide tiles read longer runs (the sums of 4096 columns in
 layernorm's gradient: 256 columns took 0.53 of the time that 64 took; 2-core Zen 3, loaded, 2026-11-29). The width changes no result."""
 
 
