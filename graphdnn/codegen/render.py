@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,5 +63,12 @@ def render(spec: KernelSpec) -> Source:
         "registers": {r.name: r.registers for r in spec.roles},
     }
     text = _environment().get_template(spec.template).render(own | spec.fields)
+    taken = _assigned(text) & {p.name for p in spec.params}
+    assert not taken, f"template {spec.template} assigns {sorted(taken)}, which are parameters of '{spec.name}'"
     lines = (line.rstrip() for line in text.splitlines())
     return Source(spec, "\n".join(line for line in lines if line) + "\n")
+
+
+def _assigned(text: str) -> set[str]:
+    """Plain names that ``text`` assigns, as the names of a loop too."""
+    return set(re.findall(r"(?m)^\s*(?:for )?(\w+) (?:=|in) ", text))

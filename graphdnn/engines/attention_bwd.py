@@ -229,7 +229,7 @@ class _Lowering:
         parts = max(cut.parts(p.tensor(x).dim[3]) for x in ports)
         i = self.itype
         sizes = [("b", p.b), ("hs", heads), ("tile", ceil_div(still, cut.still)), ("part", parts)]
-        setup = [*split("o", sizes, i), f"s0 = {i}(tile * {i}({cut.still}))", f"c0 = {i}(part * {i}({cut.chunk}))"]
+        setup = [*split("o", sizes, i), f"begin = {i}(tile * {i}({cut.still}))", f"c0 = {i}(part * {i}({cut.chunk}))"]
         head = f"h = {i}({i}(hs * {i}({group})) + {i}(g))" if group > 1 else "h = hs"
         fields = self._fields(text, kind, ports, cut) | {"setup": setup, "repeats": group}
         fields["head"] = [head, *text.text.item(), *text.bases(), *text.limits(cut.still)]
@@ -264,7 +264,7 @@ class _Lowering:
         setup = [*split("o", sizes, i), f"r0 = {i}(tile_r * {i}({cut.moving}))", f"k0 = {i}(tile_c * {i}({cut.still}))"]
         repeats = math.prod(inner)
         walk = [f"gg = {i}(g)", *split("gg", list(zip(("gb", "gh", "gc"), inner, strict=True)), i)]
-        walk += [f"b = {i}(bb + gb)", f"h = {i}(hb + gh)", f"s0 = {i}(k0 + {i}(gc * {i}({cut.still})))"]
+        walk += [f"b = {i}(bb + gb)", f"h = {i}(hb + gh)", f"begin = {i}(k0 + {i}(gc * {i}({cut.still})))"]
         limits = text.limits(cut.still)
         if dim[2] > 1:
             end = f"min(last, {i}(r0 + {i}({cut.moving})))"

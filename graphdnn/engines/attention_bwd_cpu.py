@@ -97,8 +97,8 @@ def store(text: BackwardText, port: str, cut: CpuForm, head: str) -> dict[str, A
     base, row, line = text.result(port, f"sum_{port.lower()}[rl * {cut.line(width)} + cl]", head)
     return {
         "base": base,
-        "rows": f"min({text.store_limit(port)} - s0, {cut.still})",
-        "row": [f"{text.still} = s0 + rl", *row],
+        "rows": f"min({text.store_limit(port)} - begin, {cut.still})",
+        "row": [f"{text.still} = begin + rl", *row],
         "columns": f"min({size} - c0, {width})",
         "lines": ["d = c0 + cl", line],
     }
@@ -107,8 +107,8 @@ def store(text: BackwardText, port: str, cut: CpuForm, head: str) -> dict[str, A
 def store_peak(text: BackwardText, cut: CpuForm) -> dict[str, Any]:
     """How an item writes the largest |dS| of its rows."""
     base, lines = text.peak("peak[rl]")
-    rows = f"min({text.store_limit('dS_max')} - s0, {cut.still})"
-    return {"base": base, "rows": rows, "row": ["row = s0 + rl"], "columns": "1 if part == 0 else 0", "lines": lines}
+    rows = f"min({text.store_limit('dS_max')} - begin, {cut.still})"
+    return {"base": base, "rows": rows, "row": ["row = begin + rl"], "columns": "1 if part == 0 else 0", "lines": lines}
 
 
 def store_bias(text: BackwardText, cut: CpuForm, rows: int, columns: int) -> dict[str, Any]:

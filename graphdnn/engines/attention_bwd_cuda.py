@@ -120,7 +120,7 @@ def store(text: BackwardText, port: str, cut: CudaForm, head: str) -> list[str]:
     return [
         *base,
         f"for i in range({cut.still // cut.side}):",
-        f"    {s} = {i}(s0 + {i}({i}(ty * {i}({cut.still // cut.side})) + {i}(i)))",
+        f"    {s} = {i}(begin + {i}({i}(ty * {i}({cut.still // cut.side})) + {i}(i)))",
         f"    if {s} < {text.store_limit(port)}:",
         *(f"        {x}" for x in row),
         f"        for jj in range({each}):",
@@ -135,7 +135,7 @@ def store_peak(text: BackwardText, cut: CudaForm) -> list[str]:
     i = text.itype
     base, lines = text.peak("peak")
     test = f"if thread < {i}({cut.still}) and part == {i}(0) and row < {text.store_limit('dS_max')}:"
-    return [*base, f"row = {i}(s0 + thread)", test, *(f"    {x}" for x in lines)]
+    return [*base, f"row = {i}(begin + thread)", test, *(f"    {x}" for x in lines)]
 
 
 def store_bias(text: BackwardText, cut: CudaForm, rows: int, columns: int) -> list[str]:

@@ -90,10 +90,10 @@ class BackwardText:
         return [stats, *(line for pair in SIDES[self.kind] for port in pair for line in t.base(port, f"{port.lower()}_base"))]
 
     def limits(self, extent: int) -> list[str]:
-        """Lines that set ``s_limit`` and the range ``first`` ... ``last`` of the moving side that meets the tile of ``extent`` at ``s0``."""
+        """Lines that set ``s_limit`` and the range ``first`` ... ``last`` of the moving side that meets the tile of ``extent`` at ``begin``."""
         limit, visit = ("sq", self.text.columns) if self.kind == "q" else ("skv", self.text.rows)
-        end = f"min({self.text.linear(('s0', 1), const=extent - 1)}, {self.text.linear((limit, 1), const=-1)})"
-        first, last = visit("s0", "s_end")
+        end = f"min({self.text.linear(('begin', 1), const=extent - 1)}, {self.text.linear((limit, 1), const=-1)})"
+        first, last = visit("begin", "s_end")
         return [f"s_limit = {limit}", f"s_end = {end}", f"first = {first}", f"last = {last}"]
 
     # -- scores -----------------------------------------------------------------------------------------------------------------------------
