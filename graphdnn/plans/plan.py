@@ -195,7 +195,8 @@ class ExecutionPlan:
                 inplace = variant_pack.inplace_pairs(self.graph, self.partition)
                 binder = variant_pack.prepare(self.graph, self.device, self.recipe, space, inplace)
                 if hasattr(executable, "set_extents"):  # the simulator checks every access
-                    executable.set_extents({s.index: (-s.below, s.nbytes) for s in binder.slots}, self.workspace_bytes)
+                    spans = {s.index: (-s.below, s.nbytes) for s in binder.slots if not self.graph.tensors[s.index].ragged}
+                    executable.set_extents(spans, self.workspace_bytes)
                 self._ready = (binder, _ranged(executable, self.name) if env.nvtx() else executable)
             return self._ready
 
