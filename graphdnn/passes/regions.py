@@ -306,7 +306,8 @@ class _Partitioner:
         one more pass over the rows."""
         draft = self.drafts[region]
         place = places.of_node(self.graph, n, draft.space, {t: draft.place[t] for t in n.input_ids if self.home.get(t) == region})
-        again = place is not None and draft.kind == "reduction" and places.spreads(place, draft.space, draft.axes)
+        empty = 0 in self.graph.tensors[n.output_ids[0]].dim  # rows without elements have results all the same
+        again = place is not None and draft.kind == "reduction" and (empty or places.spreads(place, draft.space, draft.axes))
         return None if again and not row_by_row(draft.space, draft.axes, self.rows) else place
 
     def _why(self, n: Node, tensor: int) -> str:

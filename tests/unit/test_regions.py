@@ -232,3 +232,12 @@ def test_a_value_stored_late_is_stored_before_its_earlier_readers() -> None:
     p = partition(b.graph())
     check(b.graph(), p)
     assert kinds(p) == ["pointwise", "reduction", "attention"] and p.materialized == (y,)
+
+
+def test_what_is_empty_is_not_stored_where_the_results_of_empty_rows_are() -> None:
+    b = Builder()
+    x = b.tensor(1, 0)
+    b.add(b.total(x, 1, 1), x, 1, 0, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert kinds(p) == ["reduction", "pointwise"] and [r.space for r in p.regions] == [(1, 0), (1, 0)]
