@@ -100,14 +100,14 @@ class ConvDirect(Engine):
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
         if isinstance(knobs, ThreadCuda) != (device.kind != "cpu"):
             return reject(f"conv_direct: {knobs!r} is made for another kind of device than {device.name}")
+        if region.epilogue_reductions and not isinstance(knobs, DirectCpu):
+            name = graph.nodes[region.epilogue_reductions[0]].name
+            return reject(f"conv_direct: {knobs!r} leaves no partial results, for the reduction '{name}'")
         if isinstance(knobs, ThreadCuda):
             filters = _forms(graph, region)[0].n.size
             few = f"{filters} results of a group read the same windows; {knobs!r} is for at most {conv_thread.FILTERS}"
             return OK if filters <= conv_thread.FILTERS else reject(f"conv_direct: {few}")
         if isinstance(knobs, LanesCpu):
-            if region.epilogue_reductions:
-                name = graph.nodes[region.epilogue_reductions[0]].name
-                return reject(f"conv_direct: {knobs!r} leaves no partial results, for the reduction '{name}'")
             return self._check_lanes(graph, region, knobs)
         assert isinstance(knobs, DirectCpu), f"knobs of another engine: {knobs!r}"
         for form in _forms(graph, region):
