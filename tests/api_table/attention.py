@@ -203,13 +203,12 @@ def finish(c: Case, method: str, form: Form, results: list[Any]) -> None:
 TYPES = (*each(*FLOATS), Types(D.DOUBLE, compute=D.DOUBLE))
 EIGHT = (Types(D.FP8_E4M3), Types(D.FP8_E5M2), Types(D.FP8_E4M3, out=D.BFLOAT16))
 ALIASES = {"scaled_dot_product_flash_attention": sdpa, "scaled_dot_product_flash_attention_backward": sdpa_backward}
-_FWD, _BWD = {"needs": "attention_fwd"}, {"needs": "attention_bwd"}
 ROWS = (
-    Row("sdpa", partial(sdpa, "sdpa"), TYPES, finish, **_FWD),
-    Row("sdpa_backward", partial(sdpa_backward, "sdpa_backward"), TYPES, finish, **_BWD),
-    *(Row(m, partial(f, m), TYPES[:1], finish, **(_BWD if f is sdpa_backward else _FWD)) for m, f in ALIASES.items()),
-    Row("sdpa_fp8", fp8, EIGHT, finish, **_FWD),
-    Row("sdpa_fp8_backward", fp8_backward, EIGHT, finish, **_BWD),
-    Row("sdpa_mxfp8", mxfp8, EIGHT[2:], finish, **_FWD),
-    Row("sdpa_mxfp8_backward", mxfp8_backward, EIGHT[2:], finish, **_BWD),
+    Row("sdpa", partial(sdpa, "sdpa"), TYPES, finish),
+    Row("sdpa_backward", partial(sdpa_backward, "sdpa_backward"), TYPES, finish),
+    *(Row(m, partial(f, m), TYPES[:1], finish) for m, f in ALIASES.items()),
+    Row("sdpa_fp8", fp8, EIGHT, finish),
+    Row("sdpa_fp8_backward", fp8_backward, EIGHT, finish),
+    Row("sdpa_mxfp8", mxfp8, EIGHT[2:], finish),
+    Row("sdpa_mxfp8_backward", mxfp8_backward, EIGHT[2:], finish),
 )

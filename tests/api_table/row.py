@@ -85,8 +85,7 @@ class Row:
     """``forms(case)``: pairs of a method and the arguments of one call of it, with the tensors declared on the case's graph.
 
     ``finish(case, method, arguments, results)``: sets on the results what the API cannot infer (dims, say). ``wide(method, i)``: whether result ``i``
-    has the type of parameters. ``types``: every data type it takes. ``may_exclude``: as in ``check_graph``.
-    ``needs``: the engine without which it does not run."""
+    has the type of parameters. ``types``: every data type it takes. ``may_exclude``: as in ``check_graph``."""
 
     name: str
     forms: Callable[[Case], Iterator[tuple[str, Form]]]
@@ -94,7 +93,6 @@ class Row:
     finish: Callable[[Case, str, Form, list[Any]], None] | None = None
     wide: Callable[[str, int], bool] = lambda method, i: False
     may_exclude: float = 0.05
-    needs: str = ""
 
     def declare(self, case: Case, calls: Calls | None = None) -> None:
         """All forms of all methods on the case's graph, the first of each signature by keyword and by position, with every result an output."""

@@ -7,7 +7,6 @@ import inspect
 import pytest
 
 import graphdnn
-from graphdnn.engines import ENGINES
 from tests.api_table import ROWS
 from tests.api_table.row import Calls, Case, Row, Types
 from tests.helpers import check_graph
@@ -31,8 +30,6 @@ def declared(row: Row, types: Types) -> Case:
 @pytest.mark.parametrize(("name", "types"), CASES)
 def test_row(device, name, types):
     row = ROWS[name]
-    if row.needs and row.needs not in {e.name for e in ENGINES}:
-        pytest.skip(f"engine {row.needs} is not there")
     case = declared(row, types)
     check_graph(lambda g: row.declare(Case(g, types)), device, data=case.data, values=case.values, runs=1, may_exclude=row.may_exclude)
 
