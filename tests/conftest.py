@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 SHARES = {
-    ("test_api_table", "cpu"): 32,
-    ("test_api_table", "cudasim"): 64,
+    ("test_api_table", "cpu"): 64,
+    ("test_api_table", "cudasim"): 128,
     ("test_attention", "cpu"): 20,
     ("test_attention", "cudasim"): 48,
     ("test_bitwise", "cpu"): 16,
     ("test_bitwise", "cudasim"): 32,
-    ("conformance", "cpu"): 7,
-    ("conformance", "cudasim"): 20,
-    ("cases", "cudasim"): 4,
-    ("compile", ""): 3,
+    ("conformance", "cpu"): 14,
+    ("conformance", "cudasim"): 40,
+    ("cases", "cudasim"): 8,
+    ("compile", ""): 6,
     ("sim", ""): 5,
 }
 """One test in so many of a file or folder, on a target, is in the default run; the others are marked slow. The choice depends on the test's name
