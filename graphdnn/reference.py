@@ -19,7 +19,7 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import ValidationError, explain
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.opspecs import fast_conv, folds, registry, rng
+from graphdnn.opspecs import fast_conv_bounds, folds, registry, rng
 from graphdnn.opspecs.conv import unit_steps
 from graphdnn.opspecs.evaluate import evaluate
 from graphdnn.opspecs.fast_conv import FastConv
@@ -158,8 +158,8 @@ class _Runner:
         found = _ANALYSES[registry.spec(n.op).role](n, dim, spans, Arithmetic(compute))
         how = self.algorithms.get(n.output_ids[0])
         if how is not None:
-            taps, operands = unit_steps(n, [s.lo.shape for s in spans], dim, *(fast_conv.magnitude(s) for s in spans))
-            found = fast_conv.widened(found, how, taps, operands, Arithmetic(compute))
+            taps, operands = unit_steps(n, [s.lo.shape for s in spans], dim, *(fast_conv_bounds.magnitude(s) for s in spans))
+            found = fast_conv_bounds.widened(found, how, taps, operands, Arithmetic(compute))
         found = found.map(lambda v: np.broadcast_to(v, dim))
         if info(compute).kind == "f":
             return found

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import cmath
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from graphdnn.codegen.dialect import literal
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Complex = tuple[str | None, str | None]
 """Names of real and imaginary part; None is 0."""

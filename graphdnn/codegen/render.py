@@ -64,11 +64,12 @@ def render(spec: KernelSpec) -> Source:
     }
     text = _environment().get_template(spec.template).render(own | spec.fields)
     taken = _assigned(text) & {p.name for p in spec.params}
-    assert not taken, f"template {spec.template} assigns {sorted(taken)}, which are parameters of '{spec.name}'"
+    if taken:
+        raise ValueError(f"template {spec.template} assigns {sorted(taken)}, which are parameters of '{spec.name}'")
     lines = (line.rstrip() for line in text.splitlines())
     return Source(spec, "\n".join(line for line in lines if line) + "\n")
 
 
 def _assigned(text: str) -> set[str]:
-    """Plain names that ``text`` assigns, as the names of a loop too."""
-    return set(re.findall(r"(?m)^\s*(?:for )?(\w+) (?:=|in) ", text))
+    """Plain names that ``text`` assigns, adds to, or loops over."""
+    return set(re.findall(r"(?m)^\s*(?:for )?(\w+) (?:[-+*/|&^]?=|in) ", text))

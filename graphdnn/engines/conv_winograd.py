@@ -1,14 +1,14 @@
 """Engine ``conv_winograd``: 3 x 3 convolution (and data gradient) at stride 1 by Winograd's minimal filtering, F(2 x 2) and F(4 x 4).
 
 Filter and image tiles are transformed into the workspace, one stack of products is made of them, and results are transformed back in front of the
-epilogue: 16 products for 4 outputs or 36 for 16, where the sum takes 36 or 144. The matrices and the error bound: opspecs/fast_conv.py.
+epilogue: 16 products for 4 outputs or 36 for 16, where the sum takes 36 or 144. The matrices: opspecs/fast_conv.py; the error bound: fast_conv_bounds.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from graphdnn.codegen.body import Signature
 from graphdnn.codegen.dialect import to_dtype
@@ -22,9 +22,12 @@ from graphdnn.engines.conv_stages import Placed, Stage, Workspace
 from graphdnn.engines.conv_tiles import Tiles, accepts, tiles_of
 from graphdnn.ir.index import Var, var
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.opspecs.fast_conv import FastConv, Rows, winograd
+from graphdnn.opspecs.fast_conv import FastConv, winograd
 from graphdnn.passes.regions import Region
 from graphdnn.status import Status, reject
+
+if TYPE_CHECKING:
+    from graphdnn.opspecs.fast_conv import Rows
 
 TAPS = 3
 

@@ -192,14 +192,14 @@ class _Partitioner:
             t = dict(n.inputs).get(port)
             if t is not None and t in self.graph.producer and t not in self.home and t not in self.stored_by:
                 self.notes.append(f"'{self.graph.tensors[t].name}' is stored: it tells '{n.name}' where to read")
-                self._store_alone(t)
+                self._store_late(t)
 
     def _attention(self, i: int, n: Node) -> None:
         """A region of its own: it reads stored tensors, and what it makes is stored."""
         for t in n.input_ids:
             if t in self.graph.producer and t not in self.home and t not in self.stored_by:
                 self.notes.append(f"'{self.graph.tensors[t].name}' is stored: attention '{n.name}' reads it in tiles")
-                self._store_alone(t)
+                self._store_late(t)
             elif t in self.home:
                 self._store(t, f"attention '{n.name}' reads it in tiles")
         region = self._new(_Draft("attention", self.graph.tensors[n.output_ids[0]].dim, [i]))
@@ -320,12 +320,16 @@ class _Partitioner:
 
     def _store_alone(self, out: int) -> None:
         region = self._new(_Draft("pointwise", self.graph.tensors[out].dim, stores=[out], before=set(self.waits[out])))
-        for r, d in enumerate(self.drafts):
-            if r != region and self.graph.producer[out] in self._walk(self._wanted(d), r)[1]:
-                d.before.add(region)  # It was to calculate the value itself, and now reads it.
         self.stored_by[out] = region
         self.waits[out] = frozenset((region,))
         self.cone[out] = frozenset()
+
+    def _store_late(self, out: int) -> None:
+        """Store a value alone that regions were to calculate for themselves: from now on they read it, and so wait for it."""
+        users = [d for r, d in enumerate(self.drafts) if self.graph.producer[out] in self._walk(self._wanted(d), r)[1]]
+        self._store_alone(out)
+        for d in users:
+            d.before.add(self.stored_by[out])
 
     # -- outputs --------------------------------------------------------------------------------------------------------------------------
     def _output(self, t: int) -> None:
