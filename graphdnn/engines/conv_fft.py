@@ -3,7 +3,8 @@ R x S taps become about 4 a value.
 
 Image, filter and result are transformed line by line, first along rows, then along columns, through the workspace. Half of a spectrum says all
 of a real tile. One stack of real products does the complex ones: [Xr Xi] times [[Wr, -Wi], [Wi, Wr]], the image times the conjugate of the filter,
-which is a correlation; its last taps - 1 outputs along each dim wrap around and are left out (overlap-save). The error bound: opspecs/fast_conv_bounds.py.
+which is a correlation; its last taps - 1 outputs along each dim wrap around and are left out (overlap-save).
+The error bound: opspecs/fast_conv_bounds.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Engine ``conv_winograd``: 3 x 3 convolution (and data gradient) at stride 1 by Winograd's minimal filtering, F(2 x 2) and F(4 x 4).
 
 Filter and image tiles are transformed into the workspace, one stack of products is made of them, and results are transformed back in front of the
-epilogue: 16 products for 4 outputs or 36 for 16, where the sum takes 36 or 144. The matrices: opspecs/fast_conv.py; the error bound: fast_conv_bounds.py.
+epilogue: 16 products for 4 outputs or 36 for 16, where the sum takes 36 or 144.
+The matrices: opspecs/fast_conv.py; the error bound: fast_conv_bounds.py.
 """
 
 from __future__ import annotations
