@@ -325,11 +325,16 @@ class _Partitioner:
         self.cone[out] = frozenset()
 
     def _store_late(self, out: int) -> None:
-        """Store a value alone that regions were to calculate for themselves: from now on they read it, and so wait for it."""
-        users = [d for r, d in enumerate(self.drafts) if self.graph.producer[out] in self._walk(self._wanted(d), r)[1]]
+        """Store a value alone that regions were to calculate for themselves: from now on they read it, and so wait for it, as whoever reads a free
+        value behind which it stands."""
+        made = self.graph.producer[out]
+        users = [d for r, d in enumerate(self.drafts) if made in self._walk(self._wanted(d), r)[1]]
         self._store_alone(out)
         for d in users:
             d.before.add(self.stored_by[out])
+        for t, behind in self.cone.items():
+            if made in behind:
+                self.waits[t] |= {self.stored_by[out]}
 
     # -- outputs --------------------------------------------------------------------------------------------------------------------------
     def _output(self, t: int) -> None:

@@ -82,6 +82,7 @@ def assemble(graph: OperationGraph, device: DeviceProps, candidate: Candidate) -
     for t in candidate.partition.materialized:
         writers = [r for r, g in enumerate(regions) if t in g.stores]
         readers = [r for r, g in enumerate(regions) if t in g.reads]
+        assert min(writers) < min(readers, default=len(regions)), f"'{graph.tensors[t].name}' is read before it is stored"
         lives.append((tensor_bytes(graph.tensors[t]), min(writers), max(writers + readers), t))
     for size, first, last, t in sorted(lives, key=lambda x: (-x[0], x[3])):
         memory[t] = Buffer("workspace", 0, arena.place(size, first, last) + bytes_below(graph.tensors[t]))

@@ -241,3 +241,17 @@ def test_what_is_empty_is_not_stored_where_the_results_of_empty_rows_are() -> No
     p = partition(b.graph())
     check(b.graph(), p)
     assert kinds(p) == ["reduction", "pointwise"] and [r.space for r in p.regions] == [(1, 0), (1, 0)]
+
+
+def test_a_value_stored_late_is_stored_before_those_that_read_it_through_others() -> None:
+    """The product is there before attention stores ``y``, and takes a sum of it into its epilogue afterwards."""
+    b = Builder()
+    x, left, right = b.tensor(1, 1, 8, 4), b.tensor(1, 1, 8, 4), b.tensor(1, 1, 4, 4)
+    y = b.add(x, x, 1, 1, 8, 4)
+    product = b.matmul(left, right, 1, 1, 8, 4)
+    twice = b.add(y, y, 1, 1, 8, 4)
+    b.node("SDPA", (y, y, y), (1, 1, 8, 4), "Q K V", False, attn_scale_value=1.0)
+    b.add(product, twice, 1, 1, 8, 4, virtual=False)
+    p = partition(b.graph())
+    check(b.graph(), p)
+    assert sorted(kinds(p)) == ["attention", "matmul", "pointwise"] and p.materialized == (y,)
