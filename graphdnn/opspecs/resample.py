@@ -146,18 +146,27 @@ def _places(found: Sampling, image: Dims) -> list[Any]:
     for n, p, (num, den) in zip(image, found.outputs(image), found.ratio, strict=True):
         at = np.arange(p)
         if found.mode == "NEAREST":
-            result.append((np.arange(n) == (at * num // den)[:, None]).astype(np.float64))
+            result.append(np.arange(n) == (at * num // den)[:, None])
         else:
             place = np.clip(((2 * at + 1) * num - den) / (2 * den), 0, n - 1)
             result.append(np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(n))))
     return result
 
 
+def _blended(x: Any, axis: int, weights: Any) -> Any:
+    """Along an axis sums of elements times a row of ``weights`` each. An element of weight 0 has no part: inf * 0 would be NaN."""
+    x, lines = np.moveaxis(x, axis, -1), []
+    with np.errstate(all="ignore"):
+        for row in weights.astype(x.dtype):
+            lines.append((x[..., row != 0] * row[row != 0]).sum(axis=-1))
+    return np.stack(lines, axis)
+
+
 def _reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
     found, x = sampling(dict(node.attrs)), arrays[0]
     if not found.pools:
         for a, weights in enumerate(_places(found, x.shape[2:])):
-            x = np.moveaxis(np.tensordot(x, weights, axes=(2 + a, 1)), -1, 2 + a)
+            x = _blended(x, 2 + a, weights)
         return [x]
     y, index = np.zeros(dims[0], x.dtype), np.zeros(dims[0], np.int64)
     for p, box in _boxes(found, x.shape[2:]):
@@ -185,7 +194,7 @@ def _reference_backward(node: Node, dims: list[Dims], arrays: list[Any]) -> list
     dy, image = by_port["DY"], dims[0][2:]
     if not found.pools:
         for a, weights in enumerate(_places(found, image)):
-            dy = np.moveaxis(np.tensordot(dy, weights, axes=(2 + a, 0)), -1, 2 + a)
+            dy = _blended(dy, 2 + a, weights.T)
         return [dy]
     dx = np.zeros(dims[0], dy.dtype)
     for p, box in _boxes(found, image):

@@ -5,6 +5,7 @@ Weights of an interpolation are calculated in integers up to the last step, so t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -105,6 +106,22 @@ class _Steps:
         left = self.whole("MAX", self.whole("SUB", self.number(2 * den), self.distance(axis, output, element)), self.number(0))
         return self.e.pointwise("MUL", left, self.e.constant(1 / (2 * den), self.rank))
 
+    def nearest(self, axis: int, output: TensorDecl, element: TensorDecl) -> TensorDecl:
+        """Whether a result is a copy of the element: 0 <= output * num - element * den < den."""
+        num, den = self.found.ratio[axis]
+        rest = self.whole("SUB", self.whole("MUL", output, self.number(num)), self.whole("MUL", element, self.number(den)))
+        return self.whole("LOGICAL_AND", self.whole("CMP_GE", rest, self.number(0)), self.whole("CMP_LT", rest, self.number(den)))
+
+    def chosen(self, value: TensorDecl, condition: TensorDecl) -> TensorDecl:
+        """The values of which a condition holds, else 0: what has no part in a sum must not reach it as inf * 0 = NaN either."""
+        return self.e.pointwise("BINARY_SELECT", value, self.e.constant(0, self.rank), condition)
+
+    def weighted(self, value: TensorDecl, weights: Sequence[TensorDecl]) -> TensorDecl:
+        """Values times the product of their weights; 0 where that is 0, whatever the value."""
+        weight = self.product(weights)
+        used = self.e.pointwise("CMP_NEQ", weight, self.e.constant(0, self.rank))
+        return self.chosen(self.e.pointwise("MUL", value, weight), used)
+
     def count(self, axis: int, output: TensorDecl) -> TensorDecl:
         """Elements of the image under the window of an output, along one axis."""
         f = self.found
@@ -160,7 +177,7 @@ def _interpolate(e: Expansion, x: TensorDecl, steps: _Steps) -> None:
         for a in range(steps.spatial):
             element = windowed(e, steps.place(x, 2 + a), slides, -_FAR // (2 * steps.found.ratio[a][1]), _INT)
             weights.append(steps.tent(a, steps.place(value, 2 + a), element))
-        value = e.pointwise("MUL", value, steps.product(weights))
+        value = steps.weighted(value, weights)
     e.deliver("Y", steps.summed("ADD", value))
 
 
@@ -173,24 +190,14 @@ def expand_backward(e: Expansion) -> None:
     value = windowed(e, dy, slides)
     if steps.found.mode == "MAXPOOL":
         chosen = windowed(e, e.input("Index"), slides, -1, _INT)
-        same = steps.whole("CMP_EQ", chosen, steps.tap(chosen))
-        value = e.pointwise("BINARY_SELECT", value, e.constant(0, steps.rank), same)
+        value = steps.chosen(value, steps.whole("CMP_EQ", chosen, steps.tap(chosen)))
     else:
         places = [windowed(e, steps.place(dy, 2 + a), slides, 0, _INT) for a in range(steps.spatial)]
         if steps.found.pools:
             value = e.pointwise("DIV", value, steps.counted(places))
+        elif steps.found.mode == "BILINEAR":
+            value = steps.weighted(value, [steps.tent(a, p, steps.place(value, 2 + a)) for a, p in enumerate(places)])
         else:
-            weights = [_weight(steps, a, p, steps.place(value, 2 + a)) for a, p in enumerate(places)]
-            value = e.pointwise("MUL", value, steps.product(weights))
+            uses = [steps.nearest(a, p, steps.place(value, 2 + a)) for a, p in enumerate(places)]
+            value = steps.chosen(value, functools.reduce(lambda x, y: steps.whole("LOGICAL_AND", x, y), uses))
     e.deliver("DX", steps.summed("ADD", value))
-
-
-def _weight(steps: _Steps, axis: int, output: TensorDecl, element: TensorDecl) -> TensorDecl:
-    """What an element weighs in a result of the interpolation."""
-    if steps.found.mode == "BILINEAR":
-        return steps.tent(axis, output, element)
-    num, den = steps.found.ratio[axis]
-    scaled = steps.whole("MUL", output, steps.number(num))
-    rest = steps.whole("SUB", scaled, steps.whole("MUL", element, steps.number(den)))
-    inside = steps.whole("LOGICAL_AND", steps.whole("CMP_GE", rest, steps.number(0)), steps.whole("CMP_LT", rest, steps.number(den)))
-    return steps.e.pointwise("IDENTITY", inside)

@@ -102,6 +102,33 @@ def test_pointwise_around_it_is_fused(device, mode):
     assert len(outcome.graph.plan.partition.regions) == 1
 
 
+OUTSIDERS = {
+    "nearest, gradient": ("NEAREST", 2, [1.0, np.inf, np.nan], "backward", [1, 0, np.inf, 0, np.nan, 0]),
+    "bilinear, gradient": ("BILINEAR", 3, [1.0, -np.inf, np.nan], "backward", [0, 1, 0, 0, -np.inf, 0, 0, np.nan, 0]),
+    "bilinear, identity": ("BILINEAR", 1, [1.0, 2.0, 3.0, np.inf, np.nan, 4.0], "forward", [1, 2, 3, np.inf, np.nan, 4]),
+    "bilinear, larger": ("BILINEAR", Fraction(1, 3), [1.0, np.inf, 2.0], "forward", [1, 1, np.inf, np.inf, np.inf, np.inf, np.inf, 2, 2]),
+}
+"""Mode, stride, values along both spatial dims, direction, and the result along one of them."""
+
+
+@pytest.mark.parametrize("name", OUTSIDERS)
+def test_what_has_no_part_in_a_result_does_not_reach_it(device, name):
+    """An element of weight 0 may be inf or NaN; in two dims, ones along the first. ``check_graph`` compares with the reference too."""
+    mode, stride, values, kind, wanted = OUTSIDERS[name]
+
+    def build(g):
+        x = g.tensor(dim=(1, 1, 2, len(values)), layout="row", data_type=F32, name="x")
+        if kind == "forward":
+            done(g.resample(x, mode, stride=(1, stride))[0], "y")
+        else:
+            done(g.resample_backward(x, mode, stride=(1, stride)).set_dim((1, 1, 2, len(wanted))), "y")
+
+    data = np.broadcast_to(np.asarray(values), (1, 1, 2, len(values)))
+    outcome = check_graph(build, device, data={"x": Data("values", values=data)}, runs=1)
+    full = np.broadcast_to(np.asarray(wanted, float), (1, 1, 2, len(wanted)))
+    np.testing.assert_array_equal(outcome.outputs["y"], full)
+
+
 # ------------------------------------------------------------------------------------------------------------------------------------- gradients
 def run(case, arrays, kind):
     """Results in double precision on the CPU: [y, index] or [dx]."""
