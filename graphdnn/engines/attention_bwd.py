@@ -43,11 +43,11 @@ class AttentionBackward(Engine):
             return reject(f"attention_bwd: the region is no attention ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if node.op not in TAGS:
-            return reject(f"attention_bwd: '{node.name}' is not a backward pass ({node.op})")
+            return reject(f"attention_bwd: '{node.label}' is not a backward pass ({node.op})")
         try:
             gradient_steps(node.attrs)
         except NotSupportedError as error:
-            return reject(f"attention_bwd: '{node.name}': {error}")
+            return reject(f"attention_bwd: '{node.label}': {error}")
         return OK
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:

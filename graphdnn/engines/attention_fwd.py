@@ -32,7 +32,7 @@ class AttentionForward(Engine):
             return reject(f"attention_fwd: the region has no attention node as its anchor ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if node.op not in FORWARD:
-            return reject(f"attention_fwd: the anchor '{node.name}' of the region is another op ({node.op})")
+            return reject(f"attention_fwd: the anchor '{node.label}' of the region is another op ({node.op})")
         return OK
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:

@@ -21,6 +21,11 @@ class NodeDecl:
     attrs: dict[str, Any] = field(default_factory=dict)
     compute: data_type = data_type.NOT_SET
 
+    @property
+    def label(self) -> str:
+        """What messages and made-up names call it: its name, or its op where it has none."""
+        return self.name or self.op.lower()
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -33,6 +38,11 @@ class Node:
     outputs: tuple[tuple[str, int], ...]
     attrs: tuple[tuple[str, Any], ...]
     compute: data_type
+
+    @property
+    def label(self) -> str:
+        """What messages and made-up names call it: its name, or its op where it has none."""
+        return self.name or self.op.lower()
 
     def attr(self, key: str, default: Any = None) -> Any:
         """The attribute ``key``."""

@@ -8,7 +8,7 @@ from graphdnn.errors import NotSupportedError, ValidationError, explain
 from graphdnn.ir.node import NodeDecl
 from graphdnn.opspecs import attention_bounds, shapes
 from graphdnn.opspecs import attention_rules as rules
-from graphdnn.opspecs.attention_parts import PAGES, SCORE_PORTS
+from graphdnn.opspecs.attention_parts import INTEGERS, PAGES, SCORE_PORTS
 from graphdnn.opspecs.attention_reference import backward, forward
 from graphdnn.opspecs.score_grad import gradient_steps
 from graphdnn.opspecs.spec import OpSpec
@@ -45,11 +45,11 @@ def infer_backward(node: NodeDecl) -> None:
         rules.same(node, port, (size.b, size.h_q, size.s_q, size.d_v))
     rules.same(node, "Stats", (size.b, size.h_q, size.s_q, 1))
     if "DSINK_TOKEN" in node.outputs and "SINK_TOKEN" not in node.inputs:
-        raise ValidationError(explain("a gradient of the sink needs the sink", node=node.name, expected="sink_token", found="none"))
+        raise ValidationError(explain("a gradient of the sink needs the sink", node=node.label, expected="sink_token", found="none"))
     for port, name in (("Q", "max_total_seq_len_q"), ("K", "max_total_seq_len_kv")):
         if node.attrs.get(name) is not None and node.inputs[port].ragged_offset is None:
             text = f"{name} has a meaning only where {port} is packed"
-            raise NotSupportedError(explain(text, node=node.name, expected=f"a ragged offset of {port}", found=node.attrs[name]))
+            raise NotSupportedError(explain(text, node=node.label, expected=f"a ragged offset of {port}", found=node.attrs[name]))
     _rows(node, ("dS_max",))
     _dump(node)
 
@@ -72,7 +72,7 @@ def _dump(node: NodeDecl) -> None:
     if _DUMP in node.outputs:
         if "Seed" not in node.inputs:
             text = "there are no random numbers to dump"
-            raise ValidationError(explain(text, node=node.name, expected="dropout=(probability, seed, offset)", found="none"))
+            raise ValidationError(explain(text, node=node.label, expected="dropout=(probability, seed, offset)", found="none"))
         size = rules.sizes_of(node)
         b, h, i, j = size.scores
         shapes.give(node, _DUMP, size.scores, lambda: (h * i * j, i * j, j, 1))
@@ -97,7 +97,7 @@ SPECS = (
         optional=(*_OPTIONAL_SCORE, *_MORE, *_FORWARD_OUT[1:]),
         attrs=FORWARD_ATTRS,
         domain="float",
-        integers=rules.INTEGERS,
+        integers=INTEGERS,
         infer=infer_forward,
         check=rules.check,
         reference=forward,
@@ -111,7 +111,7 @@ SPECS = (
         optional=(*_OPTIONAL_SCORE, *_LESS, *_GRADIENT_OUT[3:]),
         attrs=GRADIENT_ATTRS,
         domain="float",
-        integers=rules.INTEGERS,
+        integers=INTEGERS,
         infer=infer_backward,
         check=_check_backward,
         reference=backward,

@@ -18,8 +18,9 @@ from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
 from graphdnn.opspecs import attention_reference as formulas
 from graphdnn.opspecs import attention_rules as rules
+from graphdnn.opspecs import formula
 from graphdnn.opspecs.attention import FORWARD_ATTRS, FORWARD_PORTS, GRADIENT_ATTRS, GRADIENT_PORTS, infer_backward, infer_forward
-from graphdnn.opspecs.attention_parts import PAGES, SCORE_PORTS
+from graphdnn.opspecs.attention_parts import INTEGERS, PAGES, SCORE_PORTS
 from graphdnn.opspecs.expansion import Expansion
 from graphdnn.opspecs.formula import Arrays
 from graphdnn.opspecs.spec import OpSpec
@@ -68,7 +69,7 @@ def scale(e: Expansion, *more: TensorDecl | None) -> TensorDecl | None:
 
 def virtual(e: Expansion, name: str, dim: Dims) -> TensorDecl:
     """An intermediate result in the compute type."""
-    return TensorDecl(f"{e.node.name}.{name}", dim, layout.packed(dim), e.compute, virtual=True)
+    return TensorDecl(f"{e.label}.{name}", dim, layout.packed(dim), e.compute, virtual=True)
 
 
 def add(e: Expansion, op: str, inputs: dict[str, TensorDecl], made: dict[str, TensorDecl], ports: Sequence[str], attrs: Sequence[str]) -> None:
@@ -77,7 +78,7 @@ def add(e: Expansion, op: str, inputs: dict[str, TensorDecl], made: dict[str, Te
     outputs = {p: t for p, t in e.node.outputs.items() if p in ports} | made
     kept = {n: v for n, v in e.node.attrs.items() if n in attrs} | {"attn_scale_value": None}
     passed, outputs = ({p: found[p] for p in ports if p in found} for found in (passed, outputs))
-    e.nodes.append(NodeDecl(op, f"{e.node.name}.{len(e.nodes)}", passed, outputs, kept, e.compute))
+    e.nodes.append(NodeDecl(op, f"{e.label}.{len(e.nodes)}", passed, outputs, kept, e.compute))
 
 
 def deliver(e: Expansion, port: str, value: TensorDecl, factor: TensorDecl | None) -> None:
@@ -88,20 +89,21 @@ def deliver(e: Expansion, port: str, value: TensorDecl, factor: TensorDecl | Non
 
 
 def largest_weight(e: Expansion, total: TensorDecl) -> None:
-    """Amax_S from the sums of the rows, in each of which the largest weight is 1 / sum."""
+    """Amax_S from the sums of the rows, in each of which the largest weight is 1 / sum; a sum of NaN stays NaN."""
     zero = e.constant(0, 4)
-    share = e.pointwise("BINARY_SELECT", e.pointwise("RECIPROCAL", total), zero, e.pointwise("CMP_GT", total, zero))
+    share = e.pointwise("BINARY_SELECT", zero, e.pointwise("RECIPROCAL", total), e.pointwise("CMP_EQ", total, zero))
     e.deliver("Amax_S", e.reduction("AMAX", share, range(4)))
 
 
 def _expand_forward(e: Expansion) -> None:
     dim = tuple(e.node.outputs["O"].dim or ())
-    o, total = virtual(e, "O", dim), e.output("Sum_exp") or virtual(e, "Sum_exp", (*dim[:3], 1))
+    o, total = virtual(e, "O", dim), virtual(e, "Sum_exp", (*dim[:3], 1))  # the caller's Sum_exp may be rounded: Amax_S is of the exact one
     factor = scale(e, e.input("Descale_Q"), e.input("Descale_K"))
     assert factor is not None, "two of its factors are required"
     add(e, "SDPA", {"Attn_scale": factor}, {"O": o, "Sum_exp": total}, FORWARD_PORTS, FORWARD_ATTRS)
     if e.output("Amax_S") is not None:
         largest_weight(e, total)
+    e.deliver("Sum_exp", total)
     whole = product(e, e.input("Descale_V"), e.input("Descale_S"), e.input("Scale_S"))
     assert whole is not None, "three factors"
     deliver(e, "O", e.pointwise("MUL", o, whole), e.input("Scale_O"))
@@ -127,7 +129,7 @@ def _forward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     plain = a | {p: a[p] * n[f"Descale_{p}"] for p in "QKV"}
     found = formulas.forward_formula({p: x for p, x in plain.items() if p not in FORWARD_SCALES}, dims, node)
     o = found["O"] * n["Descale_S"] * n["Scale_S"]
-    share = np.where(found["Sum_exp"] > 0, 1 / found["Sum_exp"], 0.0)
+    share = np.where(found["Sum_exp"] == 0, 0.0, 1 / found["Sum_exp"])
     return found | {"O": o * n["Scale_O"], "Amax_O": np.max(np.abs(o), initial=0.0), "Amax_S": np.max(share, initial=0.0)}
 
 
@@ -145,7 +147,7 @@ def _backward(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
 def composite(tag: str, ports: tuple[Sequence[str], Sequence[str], Sequence[str]], attrs: Sequence[str], **functions: Any) -> OpSpec:
     """A spec; ``ports``: inputs, outputs, those that may be missing."""
     inputs, outputs, optional = (tuple(p) for p in ports)
-    return OpSpec(tag, "composite", inputs, outputs, optional=optional, attrs=tuple(attrs), domain="float", integers=rules.INTEGERS, **functions)
+    return OpSpec(tag, "composite", inputs, outputs, optional=optional, attrs=tuple(attrs), domain="float", integers=INTEGERS, **functions)
 
 
 _PLAIN = ("Bias", "SEQ_LEN_Q", "SEQ_LEN_KV", "Seed", "Offset", "Dropout_mask", "Dropout_scale", "SINK_TOKEN", "Attn_scale", *SCORE_PORTS)
@@ -163,7 +165,7 @@ SPECS = (
         infer=lambda node: _infer(node, False),
         check=check,
         expand=_expand_forward,
-        reference=formulas.reference(_forward),
+        reference=formula.reference(_forward, INTEGERS),
     ),
     composite(
         "SDPA_FP8_BWD",
@@ -176,6 +178,6 @@ SPECS = (
         infer=lambda node: _infer(node, True),
         check=check,
         expand=_expand_backward,
-        reference=formulas.reference(_backward),
+        reference=formula.reference(_backward, INTEGERS),
     ),
 )

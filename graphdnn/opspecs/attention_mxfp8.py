@@ -13,9 +13,10 @@ from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
 from graphdnn.opspecs import attention_reference as formulas
 from graphdnn.opspecs import attention_rules as rules
-from graphdnn.opspecs import block_scale, shapes
+from graphdnn.opspecs import block_scale, formula, shapes
 from graphdnn.opspecs.attention import FORWARD_ATTRS, FORWARD_PORTS, GRADIENT_ATTRS, GRADIENT_PORTS, infer_backward, infer_forward
 from graphdnn.opspecs.attention_fp8 import add, composite, deliver, largest, scale, virtual
+from graphdnn.opspecs.attention_parts import INTEGERS
 from graphdnn.opspecs.expansion import Expansion
 from graphdnn.opspecs.formula import Arrays
 from graphdnn.opspecs.scalars import Array
@@ -32,7 +33,7 @@ def _blocks(port: str, backward: bool) -> Dims:
 def _dequantized(node: NodeDecl, port: str, backward: bool) -> NodeDecl:
     """The node that gives the values of the operand at ``port``."""
     x, blocks = node.inputs[port], _blocks(port, backward)
-    y = TensorDecl(f"{node.name}.{port}", dtype=node.compute, virtual=True)
+    y = TensorDecl(f"{node.label}.{port}", dtype=node.compute, virtual=True)
     return NodeDecl(_DEQUANTIZE.tag, node.name, {"X": x, "scale": node.inputs[f"Descale_{port}"]}, {"Y": y}, {"block_size": blocks}, node.compute)
 
 
@@ -57,7 +58,7 @@ def _check(node: NodeDecl, backward: bool) -> None:
 def _plain(e: Expansion, port: str, backward: bool) -> TensorDecl:
     made = _dequantized(e.node, port, backward)
     _DEQUANTIZE.infer(made)
-    made.name, y = f"{e.node.name}.{len(e.nodes)}", made.outputs["Y"]
+    made.name, y = f"{e.label}.{len(e.nodes)}", made.outputs["Y"]
     y.dtype = e.compute
     e.nodes.append(made)
     return y
@@ -114,7 +115,7 @@ SPECS = (
         infer=lambda node: _infer(node, False),
         check=lambda node: _check(node, False),
         expand=lambda e: _expand(e, False),
-        reference=formulas.reference(_forward),
+        reference=formula.reference(_forward, INTEGERS),
     ),
     composite(
         "SDPA_MXFP8_BWD",
@@ -127,6 +128,6 @@ SPECS = (
         infer=lambda node: _infer(node, True),
         check=lambda node: _check(node, True),
         expand=lambda e: _expand(e, True),
-        reference=formulas.reference(_backward),
+        reference=formula.reference(_backward, INTEGERS),
     ),
 )

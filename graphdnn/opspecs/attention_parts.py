@@ -22,6 +22,8 @@ SCORE_PORTS = tuple(f"SCORE_MOD_{i}" for i in range(8))
 """Tensors of a score_mod."""
 PAGES = {"K": "Page_table_K", "V": "Page_table_V"}
 """Container -> its page table."""
+INTEGERS = ("SEQ_LEN_Q", "SEQ_LEN_KV", "Seed", "Offset", *PAGES.values())
+"""Ports that take INT32 or INT64."""
 Steps = Sequence[tuple[str, Sequence[Any], Sequence[tuple[str, Any]]]]
 """A score_mod: (pointwise mode, references of its inputs, attributes) of every step. A reference is a number, "T:i" (port SCORE_MOD_i), "#i" (result
 of step i), "S" (what is modified: the score, or in a score_mod_bprop the gradient of the modified score), "P" (there: the score before score_mod)."""

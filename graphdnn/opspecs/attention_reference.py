@@ -7,15 +7,15 @@ Backward (Dao, "FlashAttention-2", 2023, section 3.1): P = exp(S - Stats), D = s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from graphdnn.ir.node import Node
 from graphdnn.ir.tensor import Dims
-from graphdnn.opspecs.attention_parts import SCORE_PORTS, Problem, Steps, slopes
-from graphdnn.opspecs.formula import Arrays, Formula
+from graphdnn.opspecs import formula
+from graphdnn.opspecs.attention_parts import INTEGERS, SCORE_PORTS, Problem, Steps, slopes
+from graphdnn.opspecs.formula import Arrays
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.scalars import Array
 from graphdnn.opspecs.score_grad import gradient_steps
@@ -139,16 +139,4 @@ def _summed(x: Array, dim: Dims) -> Array:
     return np.asarray(np.sum(x, axis=tuple(i for i, n in enumerate(wide) if n == 1), keepdims=True).reshape(dim))
 
 
-def reference(formula: Formula) -> Callable[[Node, list[Dims], list[Any]], list[Any]]:
-    """The ``reference`` of an OpSpec; integers (seeds, lengths, pages) stay integers."""
-
-    def run(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
-        wanted = {p: d for (p, _), d in zip(node.outputs, dims, strict=True)}
-        with np.errstate(all="ignore"):
-            found = formula({p: np.asarray(a) for (p, _), a in zip(node.inputs, arrays, strict=True)}, wanted, node)
-        return [found[p].reshape(d) for p, d in wanted.items()]
-
-    return run
-
-
-forward, backward = reference(forward_formula), reference(backward_formula)
+forward, backward = (formula.reference(f, INTEGERS) for f in (forward_formula, backward_formula))

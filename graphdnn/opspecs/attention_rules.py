@@ -11,12 +11,10 @@ from graphdnn.errors import BuildError, NotSupportedError, ValidationError, expl
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
 from graphdnn.opspecs import shapes
-from graphdnn.opspecs.attention_parts import MASK_BLOCK, PAGES, SCORE_PORTS, Sizes, sizes
+from graphdnn.opspecs.attention_parts import INTEGERS, MASK_BLOCK, PAGES, SCORE_PORTS, Sizes, sizes
 
 RAGGED = ("Q", "K", "V", "O", "dO", "Stats", "Max", "Sum_exp", "dQ", "dK", "dV", *PAGES.values())
 """Ports whose tensors may be packed."""
-INTEGERS = ("SEQ_LEN_Q", "SEQ_LEN_KV", "Seed", "Offset", *PAGES.values())
-"""Ports that take INT32 or INT64."""
 
 
 def refuse(
@@ -26,7 +24,7 @@ def refuse(
     t = node.inputs.get(port) or node.outputs.get(port)
     dims = list(t.dim) if t is not None and t.dim is not None else "nothing"
     where = None if t is None else t.name or port
-    return error(explain(rule, node=node.name, tensor=where, expected=expected, found=dims if found is None else found, fix=fix))
+    return error(explain(rule, node=node.label, tensor=where, expected=expected, found=dims if found is None else found, fix=fix))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------- shapes
@@ -96,7 +94,7 @@ def masks(node: NodeDecl, size: Sizes) -> None:
     _bounds(node)
     p = node.attrs.get("dropout_probability")
     if p is not None and not 0.0 <= p < 1.0:
-        raise ValidationError(explain("the dropout probability is out of range", node=node.name, expected="0 <= p < 1", found=p))
+        raise ValidationError(explain("the dropout probability is out of range", node=node.label, expected="0 <= p < 1", found=p))
     for port in ("Bias", "dBias", "Dropout_mask", *SCORE_PORTS):
         broadcasts(node, port, size.scores)
     for port in ("Seed", "Offset", "Attn_scale", "Dropout_scale", "Dropout_scale_inv"):
@@ -116,10 +114,10 @@ def _lengths(node: NodeDecl, size: Sizes) -> None:
     padded = bool(node.attrs.get("padding_mask"))
     if padded and len(have) < 2:
         text = "a padding mask needs the lengths of Q and of K and V"
-        raise ValidationError(explain(text, node=node.name, expected="seq_len_q and seq_len_kv", found=", ".join(have) or "neither"))
+        raise ValidationError(explain(text, node=node.label, expected="seq_len_q and seq_len_kv", found=", ".join(have) or "neither"))
     if have and not padded and not node.attrs.get("score_mod"):
         fix = "use_padding_mask=True"
-        raise ValidationError(explain("lengths without a padding mask", node=node.name, expected="a padding mask", found=", ".join(have), fix=fix))
+        raise ValidationError(explain("lengths without a padding mask", node=node.label, expected="a padding mask", found=", ".join(have), fix=fix))
     for length in have:
         elements(node, length, size.b)
     for port, t in (*node.inputs.items(), *node.outputs.items()):
@@ -132,14 +130,14 @@ def _bounds(node: NodeDecl) -> None:
     for name in ("left_bound", "right_bound"):
         value = node.attrs.get(name)
         if value is not None and value < 0:
-            raise BuildError(explain(f"{name} must not be negative", node=node.name, expected="None (no bound), or at least 0", found=value))
+            raise BuildError(explain(f"{name} must not be negative", node=node.label, expected="None (no bound), or at least 0", found=value))
     if node.attrs.get("diagonal_alignment", "TOP_LEFT") not in ("TOP_LEFT", "BOTTOM_RIGHT"):
         found = node.attrs["diagonal_alignment"]
-        raise ValidationError(explain("diagonal_alignment is not known", node=node.name, expected="TOP_LEFT or BOTTOM_RIGHT", found=found))
+        raise ValidationError(explain("diagonal_alignment is not known", node=node.label, expected="TOP_LEFT or BOTTOM_RIGHT", found=found))
     bound = any(node.attrs.get(name) is not None for name in ("left_bound", "right_bound"))
     if node.attrs.get("diagonal_alignment") == "BOTTOM_RIGHT" and not bound:
         rule, fix = "diagonal_alignment aligns a band, and there is none", "set a bound (right 0: causal), or leave the alignment out"
-        raise ValidationError(explain(rule, node=node.name, expected="a left or right bound beside BOTTOM_RIGHT", found="neither", fix=fix))
+        raise ValidationError(explain(rule, node=node.label, expected="a left or right bound beside BOTTOM_RIGHT", found="neither", fix=fix))
 
 
 def pages(node: NodeDecl, size: Sizes) -> None:
@@ -148,7 +146,7 @@ def pages(node: NodeDecl, size: Sizes) -> None:
     if node.attrs.get("max_seq_len_kv") is not None and not tables:
         text = "a largest length of K and V has a meaning only for paged K and V"
         found = node.attrs["max_seq_len_kv"]
-        raise NotSupportedError(explain(text, node=node.name, expected="paged_attention_k_table or _v_table", found=found))
+        raise NotSupportedError(explain(text, node=node.label, expected="paged_attention_k_table or _v_table", found=found))
     for port, table in PAGES.items():
         if table not in node.inputs:
             continue

@@ -26,7 +26,7 @@ class Expansion:
         self.node = node
         self.compute = compute
         self.nodes: list[NodeDecl] = []
-        self.label = node.name or node.op.lower()
+        self.label = node.label
 
     def input(self, port: str) -> TensorDecl:
         """The tensor at an input port."""
@@ -116,7 +116,7 @@ class Expansion:
         if maker is None or not value.virtual or (readers and (out.dtype is not value.dtype or place is not None)):
             self.pointwise("IDENTITY", value, out=out)
             return
-        maker.outputs = dict.fromkeys(maker.outputs, out)
+        maker.outputs = {p: out if t is value else t for p, t in maker.outputs.items()}
         for n in readers:
             n.inputs = {p: out if t is value else t for p, t in n.inputs.items()}
 
@@ -134,7 +134,7 @@ class Expansion:
         if out is None:
             out = TensorDecl(dim=dim, stride=layout.packed(dim), dtype=dtype or self.compute, virtual=True)
             out.name = f"{self.label}.{len(self.nodes)}"
-        assert _written(out) == tuple(dim), f"{op} in the expansion of {self.node.op} '{self.node.name}' gives {dim}, its output has {out.dim}"
+        assert _written(out) == tuple(dim), f"{op} in the expansion of '{self.label}' gives {dim}, its output has {out.dim}"
         self.nodes.append(NodeDecl(op, f"{self.label}.{len(self.nodes)}", inputs, {port: out}, attrs, self.compute))
         return out
 

@@ -19,13 +19,13 @@ def require(node: NodeDecl, inputs: Sequence[str], outputs: Sequence[str]) -> No
         for p in ports:
             if found.get(p) is None:
                 have = ", ".join(found) or "none"
-                raise ValidationError(explain(f"{node.op.lower()} needs {kind} {p}", node=node.name, expected=", ".join(ports), found=have))
+                raise ValidationError(explain(f"{node.op.lower()} needs {kind} {p}", node=node.label, expected=", ".join(ports), found=have))
     for t in node.inputs.values():
         if t.dim is None or t.stride is None:
             raise ValidationError(
                 explain(
                     "the input has no dims and strides",
-                    node=node.name,
+                    node=node.label,
                     tensor=t.name,
                     fix="call set_dim and set_stride, or make it with graph.tensor(dim=, stride=)",
                 )
@@ -50,7 +50,7 @@ def axis(node: NodeDecl, what: str, value: object, of: TensorDecl, error: type[E
     if isinstance(value, int) and not isinstance(value, bool) and -rank <= value < rank:
         return value % rank
     allowed = f"an axis in {-rank}..{rank - 1}" if rank else "a tensor with at least one dim"
-    raise error(explain(f"{what} is out of range", node=node.name, tensor=of.name, expected=f"{allowed} for dims {list(dims(of))}", found=value))
+    raise error(explain(f"{what} is out of range", node=node.label, tensor=of.name, expected=f"{allowed} for dims {list(dims(of))}", found=value))
 
 
 def broadcast_dims(shapes: Sequence[Dims]) -> Dims | int:
@@ -76,7 +76,7 @@ def broadcast(node: NodeDecl, operands: Sequence[TensorDecl]) -> Dims:
             raise ValidationError(
                 explain(
                     f"'{first.name}' and '{new.name}' cannot be broadcast together: axis {found} (of {rank}) differs",
-                    node=node.name,
+                    node=node.label,
                     expected=f"equal extents, or 1, at every axis from the right; '{first.name}' has dims {list(dims(first))}",
                     found=f"'{new.name}' with dims {list(dims(new))}",
                 )
@@ -96,7 +96,7 @@ def pointwise_strides(node: NodeDecl, operands: Sequence[TensorDecl], dim: Dims)
         raise ValidationError(
             explain(
                 "output strides could not be computed",
-                node=node.name,
+                node=node.label,
                 tensor=node.outputs["OUT_0"].name,
                 expected=f"an operand with the output's dims {list(dim)}",
                 found=", ".join(f"'{t.name}' {list(dims(t))}" for t in operands),
@@ -120,7 +120,7 @@ def give(node: NodeDecl, port: str, dim: Dims, stride: Callable[[], Dims]) -> No
         t.dim = dim
     elif tuple(t.dim) != dim:
         rule, found_dim = "the dims set on the output contradict the op", list(t.dim)
-        raise ValidationError(explain(rule, node=node.name, tensor=t.name, expected=list(dim), found=found_dim, fix="leave them unset"))
+        raise ValidationError(explain(rule, node=node.label, tensor=t.name, expected=list(dim), found=found_dim, fix="leave them unset"))
     if t.stride is None:
         found = stride()
         if not t.virtual and (overlaps(dim, found) or any(x < 0 for x in found)):
@@ -167,4 +167,4 @@ def check_plain(node: NodeDecl) -> None:
         found = found or (f"vectors of {t.vector_count}" if t.vector_count != 1 else "")
         if found:
             rule = f"{node.op.lower()} takes tensors that dims and strides describe"
-            raise NotSupportedError(explain(rule, node=node.name, tensor=t.name, expected="dims and strides alone", found=found))
+            raise NotSupportedError(explain(rule, node=node.label, tensor=t.name, expected="dims and strides alone", found=found))

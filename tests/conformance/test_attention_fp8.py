@@ -81,6 +81,47 @@ def test_forward(device, name, dtype):
     check_graph(build, device, data=data, graph=GRAPH, runs=1)
 
 
+@pytest.mark.parametrize("which", ["all of q", "one number of q", "a row without scores"])
+def test_largest_numbers_show_nan(device, which):
+    """NaN wins in Amax_S and Amax_O, as in the reduction AMAX; rows whose batch is empty have no part in it."""
+    shape = (2, 1, 5, 8)
+    q = np.ones(shape)
+    q[{"all of q": ..., "one number of q": (1, 0, 3, 2), "a row without scores": (1, 0)}[which]] = np.nan
+    more = {"lengths": ((5, 0), (5, 0))} if which == "a row without scores" else {}
+    data = {}
+
+    def build(g):
+        options, found = common(g, more, 2, 1)
+        data.update(found | {"q": given(q)})
+        o, _, amax_s, amax_o = g.sdpa_fp8(*inputs(g, "qkv", shape), *inputs(g, FORWARD, ONE, D.FLOAT), generate_stats=False, **options)
+        done(o, "o", shape, D.FP8_E4M3)
+        done(amax_s, "amax_s", ONE, D.FLOAT)
+        done(amax_o, "amax_o", ONE, D.FLOAT)
+
+    found = check_graph(build, device, data=data, graph=GRAPH, runs=1, may_exclude=1.0)
+    for name in ("amax_s", "amax_o"):
+        assert np.isnan(found.outputs[name]).all() == np.isnan(found.expected[name]).all() == (not more)
+
+
+def test_largest_weight_of_exact_sums(device):
+    """Sum_exp of the caller's in 16 bits: Amax_S is that of the sums before they are rounded."""
+    need("attention_fwd")
+    (b, h, h_k, s_q, s_kv, d, d_v), options = CASES["plain"]
+    data = {}
+
+    def build(g):
+        more, found = common(g, options, b, h)
+        data.update(found)
+        q, k, v = (inputs(g, n, dim)[0] for n, dim in (("q", (b, h, s_q, d)), ("k", (b, h_k, s_kv, d)), ("v", (b, h_k, s_kv, d_v))))
+        more["score_sum_exp"] = g.tensor(dim=(b, h, s_q, 1), layout="row", data_type=D.BFLOAT16, name="total")
+        o, _, amax_s, amax_o = g.sdpa_fp8(q, k, v, *inputs(g, FORWARD, ONE, D.FLOAT), generate_stats=False, **more)
+        done(o, "o", (b, h, s_q, d_v), D.FP8_E4M3)
+        done(amax_s, "amax_s", ONE, D.FLOAT)
+        done(amax_o, "amax_o", ONE, D.FLOAT)
+
+    check_graph(build, device, data=data, graph=GRAPH, runs=1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_backward(device, name):
     """O and Stats need not be those of a forward pass for the formulas to hold; they are near."""
@@ -119,8 +160,9 @@ def scale(g, name, dim, axis, reordered):
 
 
 @pytest.mark.parametrize("reordered", [False, True])
+@pytest.mark.parametrize("dtype", [D.BFLOAT16, D.FLOAT])
 @pytest.mark.parametrize("sizes", [(1, 2, 2, 40, 64, 32, 64), (2, 2, 1, 33, 32, 64, 32)])
-def test_mxfp8(device, sizes, reordered):
+def test_mxfp8(device, sizes, dtype, reordered):
     need("attention_fwd")
     b, h, h_k, s_q, s_kv, d, d_v = sizes
 
@@ -128,14 +170,15 @@ def test_mxfp8(device, sizes, reordered):
         q, k, v = (inputs(g, n, dim)[0] for n, dim in (("q", (b, h, s_q, d)), ("k", (b, h_k, s_kv, d)), ("v", (b, h_k, s_kv, d_v))))
         descales = [scale(g, f"descale_{t.get_name()}", t.get_dim(), a, reordered) for t, a in ((q, 3), (k, 3), (v, 2))]
         o, stats, amax = g.sdpa_mxfp8(q, k, v, *descales, attn_scale=0.01, use_causal_mask=True, generate_stats=True)
-        done(o, "o", (b, h, s_q, d_v), D.BFLOAT16)
+        done(o, "o", (b, h, s_q, d_v), dtype)
         stats.set_output(True).set_data_type(D.FLOAT)
         done(amax, "amax", ONE, D.FLOAT)
 
     check_graph(build, device, graph=GRAPH, runs=1)
 
 
-def test_mxfp8_backward(device):
+@pytest.mark.parametrize("dtype", [D.BFLOAT16, D.FLOAT])
+def test_mxfp8_backward(device, dtype):
     need("attention_bwd")
     b, h, h_k, s_q, s_kv, d = 2, 2, 1, 33, 40, 32
 
@@ -148,6 +191,6 @@ def test_mxfp8_backward(device):
         descales = [scale(g, f"descale_{t.get_name()}", t.get_dim(), 3, False) for t in (q, q_t, k, k_t, v, do, do_t)]
         made = g.sdpa_mxfp8_backward(q, q_t, k, k_t, v, o, do16, do, do_t, stats, *descales, attn_scale=0.01, right_bound=0)
         for t, n in zip(made, ("dq", "dk", "dv", "amax_dq", "amax_dk", "amax_dv"), strict=True):
-            done(t, n, dims.get(n[1:], ONE), D.BFLOAT16 if n[0] == "d" else D.FLOAT)
+            done(t, n, dims.get(n[1:], ONE), dtype if n[0] == "d" else D.FLOAT)
 
     check_graph(build, device, graph=GRAPH, data={"stats": Data("uniform", lo=3.0, hi=5.0)}, runs=1)

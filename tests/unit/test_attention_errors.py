@@ -265,6 +265,7 @@ def fp8(device="sm_90", d=64, out=D.FP8_E4M3, place=True, ragged=False, **more):
         if place:
             t.set_dim((1, 1, 1, 1)).set_stride((1, 1, 1, 1))
     built.g.build_operation_graph()
+    return built.g
 
 
 FP8_ROWS = [
