@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from graphdnn import log
 from graphdnn.codegen.contraction import CONTRACTIONS, contractions
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.codegen.tape import TapeTooLong
@@ -59,10 +60,15 @@ class Engine(ABC):
 
     @final
     def candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
-        """Knob sets that pass ``check``, best guess first."""
+        """Knob sets that pass ``check``, best guess first. Those left out are debug lines of the log."""
         if not self._accepts(graph, region):
             return ()
-        return tuple(k for k in self._candidates(graph, region, device) if self._check(graph, region, device, k))
+        found = [(k, self._check(graph, region, device, k)) for k in self._candidates(graph, region, device)]
+        if log.enabled("debug"):
+            for knobs, status in found:
+                if not status:
+                    log.debug(f"candidate left out: {self.name} {knobs!r}: {status.reason}")
+        return tuple(knobs for knobs, status in found if status)
 
     @final
     def check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:

@@ -18,6 +18,7 @@ from graphdnn.plans.heuristics import Candidate, Option
 from graphdnn.plans.plan import ExecutionPlan
 
 if TYPE_CHECKING:
+    from graphdnn.codegen.spec import KernelSpec
     from graphdnn.engines.base import Engine
     from graphdnn.plans.cache import KernelStore
     from graphdnn.plans.candidates import Survey
@@ -203,20 +204,20 @@ class PlanSet:
 
     # -- support and build ----------------------------------------------------------------------------------------------------------------
     def _obstacle(self, index: int) -> str:
-        """Why the plan at ``index`` may not be used; "" if it may. Lowers the plan, compiles nothing."""
+        """Why the plan at ``index`` may not be used (filters, limits of the device); "" if it may. Lowers the plan, compiles nothing."""
         if index in self._barred:
             return self._barred[index]
         plan = self._plans[index]
         try:
-            need = plan.workspace_bytes
+            need, why = plan.workspace_bytes, _beyond(self.device, plan.recipe.kernels)
         except GraphError as error:
-            why = str(error)
-        else:
-            limit = self._workspace_limit
-            if limit is None or need <= limit:
-                return ""
+            need, why = 0, str(error)
+        limit = self._workspace_limit
+        if not why and limit is not None and need > limit:
             why = f"needs {need} bytes of workspace, more than {limit}"
-        self._barred[index] = why
+        if why:
+            self._barred[index] = why
+            log.debug(f"plan {plan.name} left out: {why}")
         return why
 
     def check_support(self) -> None:
@@ -228,7 +229,8 @@ class PlanSet:
     def build(self, policy: Any = "HEURISTICS_CHOICE") -> None:
         """Build the first plan that builds (HEURISTICS_CHOICE) or all that build (ALL); the first becomes the chosen one.
 
-        A plan that does not compile is noted among the rejections. NotSupportedError if no plan could be tried, BuildError if none compiled.
+        A plan that does not compile is noted among the rejections, and in the log only as debug: another one takes its place. NotSupportedError if no
+        plan could be tried, BuildError that lists every plan that was if none compiled.
         """
         every = getattr(policy, "name", policy) == "ALL"
         with self._lock:
@@ -240,16 +242,17 @@ class PlanSet:
                 try:
                     plan.build()
                 except GraphError as error:
-                    failures.append(error)
+                    failures.append((plan.name, error))
                     self._failed(i, error)
-                    if first is None and len(failures) >= GIVE_UP_AFTER and len({str(e) for e in failures}) == 1:
+                    if first is None and len(failures) >= GIVE_UP_AFTER and len({str(e) for _, e in failures}) == 1:
                         break
                     continue
                 first = i if first is None else first
                 if not every:
                     break
             if first is None:
-                raise BuildError(f"no plan could be built: {failures[-1]}" + self._facts()) from failures[-1]
+                tried = "".join(f"\n  - {name}: {str(error).splitlines()[0]}" for name, error in failures)
+                raise BuildError(f"no plan could be built: {failures[-1][1]}\ntried:{tried}{self._facts()}") from failures[-1][1]
             self._chosen = first
 
     def build_at(self, index: int) -> None:
@@ -266,7 +269,7 @@ class PlanSet:
         rejection = Rejection(self._plans[index].name, "", "", str(error))
         self._barred[index] = str(error)
         self.rejections.append(rejection)
-        log.warning(f"plan does not build: {rejection}")
+        log.debug(f"plan does not build: {rejection}")
 
     # -- texts ----------------------------------------------------------------------------------------------------------------------------
     def _reasons(self) -> str:
@@ -285,6 +288,15 @@ class PlanSet:
     def nothing_left(self, rule: str) -> NotSupportedError:
         """The error for a graph without a usable plan: the rule, every rejection, facts of the environment."""
         return NotSupportedError(explain(f"No valid execution plans: {rule}") + self._reasons() + self._facts())
+
+
+def _beyond(device: DeviceProps, kernels: Iterable[KernelSpec]) -> str:
+    """Which kernel asks a GPU for more shared memory than it has; "" if none does. Engines prune by their own counts: this holds for all of them."""
+    limit = device.shared_per_block_optin
+    for spec in kernels if device.kind != "cpu" else ():
+        if spec.shared_bytes > limit:
+            return f"kernel '{spec.name}' needs {spec.shared_bytes} bytes of shared memory; {device.name} has {limit} for a block"
+    return ""
 
 
 def _names(notes: Iterable[Any]) -> set[str]:

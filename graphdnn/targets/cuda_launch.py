@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from graphdnn import _libcuda, env
+from graphdnn import _libcuda, env, log
 from graphdnn.codegen.spec import (
     Arg,
     Binary,
@@ -37,7 +37,7 @@ from graphdnn.codegen.spec import (
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets import limits
 from graphdnn.targets.base import Executable
-from graphdnn.targets.cuda_driver import activated, load_function, primary_context, resolve_device
+from graphdnn.targets.cuda_driver import activated, capturing, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
 
 _FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
@@ -164,7 +164,8 @@ class CudaExecutable(Executable):
             self._free.append(block)
 
     def _check_values(self, pointers: Mapping[int, int], stream: int) -> None:
-        """Wait for the stream and check the integers that kernels will read. Only where the switch GRAPHDNN_CHECK_VALUES is on."""
+        """Wait for the stream and check the integers that kernels will read. Only where the switch GRAPHDNN_CHECK_VALUES is on, and not in a
+        capture."""
 
         def fetch(address: int, nbytes: int) -> Any:
             host = ctypes.create_string_buffer(nbytes)
@@ -172,6 +173,9 @@ class CudaExecutable(Executable):
             return host
 
         with activated(self._context):
+            if capturing(stream):  # a wait would end the capture; and what is read now would not hold for a replay
+                log.warning("GRAPHDNN_CHECK_VALUES: values are not checked while a CUDA graph is captured")
+                return
             self._driver.call("cuStreamSynchronize", stream)
             for step in self._limits:
                 limits.check(step, lambda b: pointers[b.index] + b.offset, fetch)

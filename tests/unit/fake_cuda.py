@@ -50,7 +50,8 @@ class _Function:
 
 
 class FakeCuda:
-    """``parameters``: ctypes types of the kernel's parameters, by entry. ``fail``: function name -> CUresult. ``log``: what happened, in order."""
+    """``parameters``: ctypes types of the kernel's parameters, by entry. ``fail``: function name -> CUresult. ``log``: what happened, in
+    order; ``calls``: the name of every function that was called."""
 
     def __init__(self, parameters: dict[str, list[Any]], capability: tuple[int, int] = (9, 0), devices: int = 1) -> None:
         self.parameters = parameters
@@ -58,6 +59,7 @@ class FakeCuda:
         self.devices = devices
         self.fail: dict[str, int] = {}
         self.log: list[tuple[Any, ...]] = []
+        self.calls: list[str] = []
         self.functions: list[str] = []
         self.captured: set[int] = set()
         self._local = threading.local()
@@ -73,7 +75,12 @@ class FakeCuda:
         method = getattr(self, name, None)
         if method is None:
             raise AttributeError(name)
-        return _Function(lambda *args: self.fail[name] if name in self.fail else method(*args))
+
+        def call(*args: Any) -> int | None:
+            self.calls.append(name)
+            return self.fail[name] if name in self.fail else method(*args)
+
+        return _Function(call)
 
     def cuInit(self, flags: int) -> None: ...
 
