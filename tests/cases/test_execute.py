@@ -25,12 +25,15 @@ ONE_LAUNCH = ["cuCtxGetCurrent", "cuLaunchKernelEx"]
 WAITS_OR_ALLOCATES = re.compile("Synchronize|Alloc|Free|Memcpy|Query|Wait")
 
 
+NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64}
+
+
 class AnyKernel(dict):
     """Parameters of kernels, from the specs of the plans that the test has declared."""
 
     def declare(self, graph) -> None:
         for spec in graph.plan.recipe.kernels:
-            self[spec.name] = [ctypes.c_uint64 if isinstance(p, PointerParam) else getattr(ctypes, f"c_{p.type}", ctypes.c_float) for p in spec.params]
+            self[spec.name] = [ctypes.c_uint64 if isinstance(p, PointerParam) else NUMBERS[p.type] for p in spec.params]
 
 
 @pytest.fixture
@@ -183,7 +186,7 @@ def test_D6_a_graph_inside_a_graph_is_refused(fake, method):
 def test_D6_every_example_is_run_by_a_test():
     """tests/unit/test_examples.py runs them as a user would; CI runs that file."""
     text = (ROOT / "tests" / "unit" / "test_examples.py").read_text(encoding="utf-8")
-    ran = {name for name in re.findall(r'\brun\("(\w+)"', text)}
+    ran = set(re.findall(r'\brun\("(\w+)"', text))
     names = {p.stem for p in (ROOT / "examples").glob("*.py")} - {"pipeline"}  # what three examples share
     missing = {n for n in names if not any(n.startswith(f"{r}_") for r in ran)}
     assert not missing, f"no test runs {missing}"
