@@ -194,12 +194,19 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if found.right else 1
 
 
-def _bench(args: argparse.Namespace) -> int:
-    from graphdnn import bench
+def _bench_matmul(args: argparse.Namespace) -> int:
+    from graphdnn.bench import matmul
 
-    shapes = [bench.parse_shape(s) for s in args.shapes] or bench.SHAPES
-    found = bench.matmul(shapes, rounds=args.rounds, every=args.every, compile=args.torch_compile, output=args.json)
+    shapes = [matmul.parse_shape(s) for s in args.shapes] or matmul.SHAPES
+    found = matmul.run(shapes, rounds=args.rounds, every=args.every, compile=args.torch_compile, output=args.json)
     return 0 if all(r.right for r in found if r.contender.startswith("graphdnn")) else 1
+
+
+def _bench_cpu(args: argparse.Namespace) -> int:
+    from graphdnn.bench import cpu
+
+    found = cpu.run(args.only, rounds=args.rounds, small=args.small, output=args.json)
+    return 0 if all(r.right for r in found) else 1
 
 
 def _cache(args: argparse.Namespace) -> int:
@@ -246,13 +253,18 @@ def _parser() -> argparse.ArgumentParser:
     ran = command("run", _run, "run a graph or plan on random inputs and compare it with the float64 reference")
     ran.add_argument("--seed", type=int, default=0, help="of the random inputs")
     ran.add_argument("--repeat", type=int, default=5, help="timed executions")
-    timed = command("bench", _bench, "time fused matmuls beside cuDNN and torch, on a GPU", file=False)
-    timed.add_argument("what", choices=("matmul",))
-    timed.add_argument("shapes", nargs="*", metavar="BxMxNxK", help="default: the five shapes of docs/performance.md")
-    timed.add_argument("--rounds", type=int, default=10, help="timed rounds; the contenders take turns in each")
-    timed.add_argument("--every", action="store_true", help="every fused plan, not only the chosen one")
-    timed.add_argument("--torch-compile", action="store_true", help="torch.compile too")
-    timed.add_argument("--json", type=Path, help="file for the results")
+    timed = commands.add_parser("bench", help="time plans beside cuDNN and torch").add_subparsers(dest="what", required=True, metavar="what")
+    on_gpu = timed.add_parser("matmul", help="fused matmuls beside cuDNN and torch, on a GPU")
+    on_gpu.add_argument("shapes", nargs="*", metavar="BxMxNxK", help="default: the five shapes of docs/performance.md")
+    on_gpu.add_argument("--every", action="store_true", help="every fused plan, not only the chosen one")
+    on_gpu.add_argument("--torch-compile", action="store_true", help="torch.compile too")
+    on_cpu = timed.add_parser("cpu", help="kernels for the CPU beside torch eager with as many threads")
+    on_cpu.add_argument("--only", action="append", default=[], metavar="NAME", help="one case, by its name; may be repeated; default: all")
+    on_cpu.add_argument("--small", action="store_true", help="sizes of a few hundred elements, to see that all of it runs")
+    for what, run in ((on_gpu, _bench_matmul), (on_cpu, _bench_cpu)):
+        what.set_defaults(run=run)
+        what.add_argument("--rounds", type=int, default=10, help="timed rounds; the contenders take turns in each")
+        what.add_argument("--json", type=Path, help="file for the results")
     kept = command("cache", _cache, "the kernel cache on disk", file=False)
     kept.add_argument("what", choices=("info", "path", "clear"), nargs="?", default="info")
     return parser

@@ -1,11 +1,16 @@
-"""``graphdnn bench`` without a GPU: what it computes, the table, the errors. The timing itself runs on a GPU only."""
+"""``graphdnn bench``: what it computes, the tables, the errors; no test looks at a time. ``bench matmul`` itself runs on a GPU only."""
 
 from __future__ import annotations
+
+import itertools
+import json
 
 import pytest
 
 import graphdnn
-from graphdnn import bench, cli
+from graphdnn import cli
+from graphdnn.bench import common, cpu, cpu_cases
+from graphdnn.bench import matmul as bench
 from graphdnn.errors import ExecutionError, GraphError
 
 
@@ -53,5 +58,68 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExecutionError, match="needs a GPU"):
-        bench.matmul()
+        bench.run()
     assert cli.main(["bench", "matmul"]) == 1 and "needs a GPU" in capsys.readouterr().err
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count():
+    order = itertools.count()
+    first, second = common.take_turns([lambda: float(next(order)), lambda: float(next(order))], 3)
+    assert (first, second) == ([2.0, 4.0, 6.0], [3.0, 5.0, 7.0])
+
+
+def test_a_sample_is_the_mean_of_calls_that_fill_it():
+    now, calls = [0.0], []
+
+    def call() -> None:
+        calls.append(now[0])
+        now[0] += cpu.SAMPLE_SECONDS / 4
+
+    sample = cpu.timer(call, lambda: now[0])
+    before = len(calls)
+    assert sample() == pytest.approx(1e6 * cpu.SAMPLE_SECONDS / 4) and len(calls) - before == 1 + 4
+
+
+QUICK = ("add_relu_bf16", "rmsnorm", "softmax", "moe")
+"""Cases of the default run; the others take seconds to compile, and what they compile has its own tests."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in cpu_cases.CASES])
+def test_a_case_of_the_cpu_is_what_torch_computes(case):
+    torch = pytest.importorskip("torch")
+    made = cpu.prepare(torch, case, case.small)
+    with torch.no_grad():
+        found, other, right = cpu.errors(made)
+    assert right, f"error {found:.1e}"
+    assert other < 2 * max(cpu.TOLERANCE.values()), "torch's own result is not the peer's of float64"
+    again = [o.clone() for o in made.outputs]
+    made.ours()
+    assert all(torch.equal(a, o) for a, o in zip(again, made.outputs, strict=True))
+
+
+def test_a_wrong_result_is_said_to_be_wrong():
+    torch = pytest.importorskip("torch")
+    case = cpu_cases.CASES[0]
+    made = cpu.prepare(torch, case, case.small)
+    made.expected[0][0, 0] += 1.0
+    assert not cpu.errors(made)[2]
+    made.expected[0][0, 0] = float("nan")
+    assert not cpu.errors(made)[2]
+
+
+def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    threads, path = torch.get_num_threads(), tmp_path / "cpu.json"
+    assert cli.main(["bench", "cpu", "--small", "--rounds", "1", "--only", "softmax", "--only", "moe", "--json", str(path)]) == 0
+    head, softmax, moe = capsys.readouterr().out.splitlines()
+    assert "threads each" in head and "softmax" in softmax and "grouped matmul" in moe and "WRONG" not in softmax + moe
+    written = json.loads(path.read_text())
+    assert [r["case"] for r in written["results"]] == ["softmax", "moe"] and all(r["right"] for r in written["results"])
+    assert torch.get_num_threads() == threads
+
+
+def test_an_unknown_case_lists_the_known_ones(capsys):
+    assert cli.main(["bench", "cpu", "--only", "cake"]) == 1
+    said = capsys.readouterr().err
+    assert "'cake'" in said and all(c.name in said for c in cpu_cases.CASES)
+    assert len({c.name for c in cpu_cases.CASES}) == len(cpu_cases.CASES)

@@ -1,23 +1,20 @@
 """``graphdnn bench matmul``: fused matmuls against cuDNN (its Python frontend) and torch, where they are installed, on a CUDA GPU.
 
-Every contender computes the same thing on the same random data; its outputs are compared with float32 arithmetic. What is timed is a CUDA graph of
-several calls, so host time is excluded; the contenders take turns, round after round, because the clocks of a GPU move: the ratio of two times of one
-run means something, a time alone does not.
+Outputs are compared with float32 arithmetic. What is timed is a CUDA graph of several calls, so host time is excluded.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from graphdnn.bench import common
 from graphdnn.errors import ExecutionError, GraphError, explain
 
 Shape = tuple[int, int, int, int]
@@ -26,7 +23,7 @@ SHAPES: tuple[Shape, ...] = ((16, 512, 512, 1024), (1, 8192, 8192, 8192), (1, 40
 COPY_BYTES_S, MATMUL_FLOPS_S = 4.3e12, 790e12
 """What an H200 reaches (2026-11): the floor of a case is the larger of its bytes and its operations at these rates."""
 SCALE = 0.125
-ROUNDS, GRAPH_SECONDS, MOST_CALLS = 10, 4e-3, 20
+GRAPH_SECONDS, MOST_CALLS = 4e-3, 20
 TOLERANCE = 6e-3
 """Norm of the error over the norm of the result: bfloat16 rounds to 2**-9, twice where a contender stores an intermediate."""
 
@@ -89,12 +86,7 @@ class Case:
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise ExecutionError(
-            explain("the benchmark needs torch", expected="package torch with CUDA", found="none", fix="pip install torch")
-        ) from None
+    torch = common.import_torch()
     if not torch.cuda.is_available():
         raise ExecutionError(explain("the benchmark needs a GPU that torch can use", found="torch.cuda.is_available() is False"))
     return torch
@@ -224,8 +216,7 @@ def _check(torch: Any, contender: Contender, expected: Any) -> None:
     contender.call()
     torch.cuda.synchronize()
     if "out" in contender.outputs:
-        difference = contender.outputs["out"].float() - expected
-        contender.error = float(difference.norm() / expected.norm())
+        contender.error = common.error(contender.outputs["out"], expected)
     if "amax" in contender.outputs:
         top = expected.abs().max()
         contender.error = max(contender.error, float((contender.outputs["amax"].max() - top).abs() / top) / 2)
@@ -250,18 +241,20 @@ def _capture(torch: Any, contender: Contender) -> None:
     contender.replay = graph.replay
 
 
-def _rounds(torch: Any, contenders: Sequence[Contender], rounds: int) -> None:
-    """Times in microseconds a call; every round goes through all contenders, the first round warms up."""
-    for number in range(rounds + 1):
-        for c in contenders:
-            assert c.replay is not None, f"{c.name} has not been captured"
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            begin.record()
-            c.replay()
-            end.record()
-            torch.cuda.synchronize()
-            if number:
-                c.times.append(1e3 * begin.elapsed_time(end) / c.calls)
+def _timer(torch: Any, contender: Contender) -> Callable[[], float]:
+    """Microseconds a call of the captured graph."""
+    replay = contender.replay
+    assert replay is not None, f"{contender.name} has not been captured"
+
+    def time_one() -> float:
+        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        begin.record()
+        replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(1e3 * begin.elapsed_time(end) / contender.calls)
+
+    return time_one
 
 
 def _measure(torch: Any, case: Case, rounds: int, every: bool, compile: bool) -> list[Result]:
@@ -273,7 +266,8 @@ def _measure(torch: Any, case: Case, rounds: int, every: bool, compile: bool) ->
     del expected
     for c in contenders:
         _capture(torch, c)
-    _rounds(torch, contenders, rounds)
+    for c, times in zip(contenders, common.take_turns([_timer(torch, c) for c in contenders], rounds), strict=True):
+        c.times = times
     return [_result(case, c) for c in contenders]
 
 
@@ -293,10 +287,10 @@ def _lines(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def matmul(
+def run(
     shapes: Sequence[Shape] = SHAPES,
     *,
-    rounds: int = ROUNDS,
+    rounds: int = common.ROUNDS,
     every: bool = False,
     compile: bool = False,
     output: Path | None = None,
@@ -307,7 +301,8 @@ def matmul(
     Raises ExecutionError without torch or a GPU, GraphError where a plan cannot be built.
     """
     torch = _torch()
-    tell(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, Python {sys.version.split()[0]}; x: time over graphdnn's")
+    device = torch.cuda.get_device_name(0)
+    tell(f"{common.versions(device, torch)}; x: time over graphdnn's")
     results: list[Result] = []
     for shape in shapes:
         for amax in (True, False):
@@ -317,8 +312,7 @@ def matmul(
                 tell(line)
             torch.cuda.empty_cache()
     if output is not None:
-        text = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "results": [asdict(r) for r in results]}
-        output.write_text(json.dumps(text, indent=1))
+        common.write(output, device, torch, results)
     return results
 
 
