@@ -136,7 +136,7 @@ lineinfo: Switch[bool] = Switch("GRAPHDNN_LINEINFO", "1: kernels carry line info
 nvtx: Switch[bool] = Switch("GRAPHDNN_NVTX", "1: every execute is an NVTX range named after the plan", "0 or 1", _flag, lambda: False)
 check_values: Switch[bool] = Switch(
     "GRAPHDNN_CHECK_VALUES",
-    "1: lengths and page numbers that kernels read from memory are checked before every execute, on GPUs too, which then waits (not in a capture); "
+    "1: lengths, offsets and indices that kernels read from memory are checked when they are, on GPUs too, which then wait (not in a capture); "
     "a CPU always checks",
     "0 or 1",
     _flag,

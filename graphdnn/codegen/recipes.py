@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
-from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Limits, Listing, Matrix, Memset, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Check, Groups, KernelSpec, Launch, Listing, Matrix, Memset, Recipe, Step, TensorMap
+
+
+def listings(step: Check) -> dict[str, Listing]:
+    """The numbers in memory that a check reads, by field."""
+    found = {f.name: getattr(step, f.name) for f in fields(step)}
+    return {name: value for name, value in found.items() if isinstance(value, Listing)}
 
 
 def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int], int] = lambda number: number) -> Step:
@@ -30,13 +37,12 @@ def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int
     def listing(x: Listing) -> Listing:
         return replace(x, buffer=buffer(x.buffer))
 
-    if isinstance(step, Limits):
-        used, starts = (x and listing(x) for x in (step.used, step.starts))
-        return replace(step, values=listing(step.values), used=used, starts=starts)
+    if isinstance(step, Check):
+        changed: dict[str, Any] = {name: listing(x) for name, x in listings(step).items()}
+        return replace(step, **changed)
     pack_a, pack_b = (x and launch(x) for x in (step.pack_a, step.pack_b))
     if isinstance(step, Groups):
-        places = tuple(replace(p, index=listing(p.index), extra=p.extra and listing(p.extra)) for p in step.places)
-        step = replace(step, starts=listing(step.starts), places=places)
+        step = replace(step, starts=listing(step.starts))
     return replace(step, a=matrix(step.a), b=matrix(step.b), panel=matrix(step.panel), epilogue=launch(step.epilogue), pack_a=pack_a, pack_b=pack_b)
 
 

@@ -196,9 +196,17 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Starts:
+    """First rows of groups: ``values`` must not decrease, nor leave 0 .. ``total``. Checked where :class:`Limits` are."""
+
+    values: Listing
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
     """Rows that a kernel addresses: entry i is ``index``[i] * ``factor`` + ``extra``[i], which must be in 0 .. ``limit`` - 1, and, if ``distinct``,
-    no entry twice."""
+    no entry twice: a row that is written twice would hold whichever came last. Checked where :class:`Limits` are."""
 
     index: Listing
     factor: int
@@ -210,7 +218,7 @@ class Places:
 @dataclass(frozen=True, slots=True)
 class Groups:
     """CPU only: products over groups of rows, whose bounds are read when it runs: group g has rows ``starts``[g] up to ``starts``[g + 1], the last
-    one up to ``total``. ExecutionError where they decrease or leave 0 .. ``total``, or where ``places`` are not what they must be.
+    one up to ``total``; a step :class:`Starts` comes before it.
 
     Not ``inner``: C[rows of g] = A[rows of g] @ B[g], 0 for rows before the first start; A is (1, total, K), items are rows. ``inner``: C[g] =
     A[:, rows of g] @ B[rows of g]; A is (1, M, total), B (1, total, N), items are rows of the stack C, g * M + m. ``panel``, ``rows``, ``epilogue``
@@ -220,7 +228,6 @@ class Groups:
     starts: Listing
     total: int
     inner: bool
-    places: tuple[Places, ...]
     a: Matrix
     b: Matrix
     panel: Matrix
@@ -250,7 +257,40 @@ class Limits:
     starts: Listing | None = None
 
 
-Step = Memset | Launch | Panels | Groups | Limits
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Offsets of the batches of a packed tensor: ``starts`` must not decrease, and what belongs to a batch must be in the buffer, whose size is the
+    bound tensor's; where that is not known (a bare address), offsets must not be negative. Checked where :class:`Limits` are.
+
+    Batch b has ``used``[b] / ``per``, rounded up, rows, at most ``rows``: row r begins ``step`` * r elements after element ``starts``[b]. ``row``:
+    (extent, stride) of the dims in a row. ``tensor``: its id, whose elements have ``bits``. ``written``: no two batches may share an element.
+    """
+
+    starts: Listing
+    used: Listing
+    per: int
+    rows: int
+    step: int
+    row: tuple[tuple[int, int], ...]
+    tensor: int
+    bits: int
+    name: str
+    written: bool
+
+    @property
+    def below(self) -> int:
+        """Elements of a row before its first one."""
+        return sum((d - 1) * -s for d, s in self.row if s < 0)
+
+    @property
+    def above(self) -> int:
+        """Elements of a row after its first one."""
+        return sum((d - 1) * s for d, s in self.row if s > 0)
+
+
+Check = Limits | Starts | Places | Packed
+"""Steps that read and compare only: nothing is launched for them."""
+Step = Memset | Launch | Panels | Groups | Check
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lowering of a grouped matmul for a CPU: BLAS by panels of the rows of one expert, bounds read when it runs; indices are checked there."""
+"""Lowering of a grouped matmul for a CPU: BLAS by panels of the rows of one expert, bounds read when it runs, after the checks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from graphdnn.codegen.body import lanes
 from graphdnn.codegen.dialect import IndexWriter, decompose
-from graphdnn.codegen.spec import Buffer, Constant, Groups, KernelSpec, Launch, Listing, Matrix, Places, Recipe
+from graphdnn.codegen.spec import Buffer, Constant, Groups, KernelSpec, Launch, Matrix, Recipe
 from graphdnn.codegen.tape import Load, Tape
 from graphdnn.dtypes import data_type
 from graphdnn.engines.base import ceil_div, entry_name
 from graphdnn.engines.matmul_parts import Operand, step
 from graphdnn.engines.moe_cuda import row_lines
-from graphdnn.engines.moe_parts import GroupedParts, Row, stride_of
+from graphdnn.engines.moe_parts import GroupedParts, Row, listing
 from graphdnn.engines.strips import GRAIN
 from graphdnn.ir.index import Var
 
@@ -38,22 +38,8 @@ class Lowering:
         b, pack_b = self._right()
         panel = Matrix(self._take(self.rows * p.n.size), _TYPES[p.calc], (1, self.rows, p.n.size), (0, p.n.size, 1))
         epilogue = self._epilogue(panel.buffer)
-        starts = self._listing(parts.starts)
-        groups = Groups(starts, parts.rows, parts.backward, self._places(), a, b, panel, self.rows, epilogue, pack_a, pack_b)
+        groups = Groups(listing(parts, parts.starts), parts.rows, parts.backward, a, b, panel, self.rows, epilogue, pack_a, pack_b)
         return Recipe(tuple(self.kernels), (groups,), self.scratch)
-
-    # -- what is checked ------------------------------------------------------------------------------------------------------------------
-    def _listing(self, tensor: int) -> Listing:
-        graph = self.p.signature.graph
-        t = graph.tensors[tensor]
-        return Listing(self.p.signature.memory_of(tensor), t.dtype, t.size, stride_of(graph, tensor), t.name)
-
-    def _places(self) -> tuple[Places, ...]:
-        def places(row: Row, distinct: bool) -> Places:
-            return Places(self._listing(row.index), row.factor, None if row.extra is None else self._listing(row.extra), row.limit, distinct)
-
-        rows = ((self.parts.source, False), (self.parts.target, True))
-        return tuple(places(r, distinct) for r, distinct in rows if r)
 
     # -- inputs ---------------------------------------------------------------------------------------------------------------------------
     def _left(self) -> tuple[Matrix, Launch | None]:

@@ -16,7 +16,7 @@ from graphdnn.engines.base import Knobs, chain, fits, header, placeholder, roofl
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_simt import MatmulSimt, PanelCpu
 from graphdnn.engines.moe_cpu import Lowering
-from graphdnn.engines.moe_parts import GroupedParts, take_apart
+from graphdnn.engines.moe_parts import GroupedParts, checks, take_apart
 from graphdnn.engines.pointwise import PointwiseCpu, PointwiseCuda, elementwise
 from graphdnn.ir.index import Var
 from graphdnn.ir.opgraph import OperationGraph
@@ -51,7 +51,8 @@ class MoeGrouped(MatmulSimt):
         else:
             assert isinstance(knobs, PanelCpu)
             product = Lowering(parts, knobs.rows, words, title).recipe()
-        return product if parts.target is None else joined([self._zeros(graph, region, knobs, parts), product])
+        recipes = [product] if parts.target is None else [self._zeros(graph, region, knobs, parts), product]
+        return joined([Recipe((), checks(parts)), *recipes])
 
     def _zeros(self, graph: OperationGraph, region: Region, knobs: Knobs, parts: GroupedParts) -> Recipe:
         """A kernel in front that gives every row of the result what it has where no index names it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graphdnn.codegen.body import Signature
 from graphdnn.codegen.contraction import Read
-from graphdnn.codegen.spec import Buffer
+from graphdnn.codegen.spec import Buffer, Listing, Places, Starts
 from graphdnn.dtypes import info
 from graphdnn.engines.matmul_parts import Loops, MatmulParts, epilogue_tape, operand
 from graphdnn.ir.index import ZERO, Var, var
@@ -50,6 +50,23 @@ def stride_of(graph: OperationGraph, tensor: int) -> int:
     """Elements from one entry of a list to the next."""
     t = graph.tensors[tensor]
     return next((s for d, s in zip(t.dim, t.stride, strict=True) if d != 1), 1)
+
+
+def listing(parts: GroupedParts, tensor: int) -> Listing:
+    """A list as it lies in memory."""
+    signature = parts.product.signature
+    t = signature.graph.tensors[tensor]
+    return Listing(signature.memory_of(tensor), t.dtype, t.size, stride_of(signature.graph, tensor), t.name)
+
+
+def checks(parts: GroupedParts) -> tuple[Starts | Places, ...]:
+    """What offsets and indices must be. Two sorted rows with one row of the result are refused: it would hold whichever came last."""
+
+    def places(row: Row, distinct: bool) -> Places:
+        return Places(listing(parts, row.index), row.factor, None if row.extra is None else listing(parts, row.extra), row.limit, distinct)
+
+    rows = ((parts.source, False), (parts.target, True))
+    return Starts(listing(parts, parts.starts), parts.rows), *(places(r, distinct) for r, distinct in rows if r)
 
 
 def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffer]) -> GroupedParts:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphdnn.codegen.spec import Limits
+from graphdnn.codegen.spec import Check
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import data_type
 from graphdnn.engines.base import flops, traffic
@@ -202,7 +202,7 @@ def explain(graph: OperationGraph, plans: PlanSet | ExecutionPlan) -> Explanatio
         plan=chosen.name,
         kernels=len(reports),
         unfused_kernels=len(single),
-        launches=sum(not isinstance(s, Limits) for s in chosen.recipe.steps),
+        launches=sum(not isinstance(s, Check) for s in chosen.recipe.steps),
         bytes_read=sum(r.bytes_read for r in reports),
         bytes_written=sum(r.bytes_written for r in reports),
         unfused_bytes=sum(sum(traffic(graph, r)) for r in single),

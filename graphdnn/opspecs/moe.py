@@ -5,8 +5,10 @@ and results of 0. Which rows these are: NONE, of token and of the result; GATHER
 of token, whose row i makes result row token_index[i], or token_index[i] * top_k + token_ks[i] where token_ks is given (k-th choice of a token); rows
 that no index names are 0. The gradient of a weight is token[rows of e]^T @ doutput[rows of e], 0 for an expert without rows.
 
-Offsets and indices are read when the plan runs. Offsets count as non-decreasing: one that is below its predecessor, or out of range, counts as the
-nearest that is not; an index out of range counts as the nearest row. A CPU reports them instead, as an ExecutionError.
+Offsets and indices are read when the plan runs. A CPU reports what has no meaning as an ExecutionError, and so does a GPU with
+GRAPHDNN_CHECK_VALUES=1: offsets that decrease or are out of range, an index out of range, and with SCATTER two rows for one row of the result.
+Elsewhere nothing outside of a buffer is touched: an offset below its predecessor, or out of range, counts as the nearest that is not, an index out of
+range as the nearest row; a row of the result that two rows name holds one of the two, and which one may differ from run to run.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphdnn.codegen.recipes import mapped
-from graphdnn.codegen.spec import Arg, Buffer, Groups, KernelSpec, Launch, Limits, Memset, Panels, Recipe, Step, TensorMap
+from graphdnn.codegen.recipes import listings, mapped
+from graphdnn.codegen.spec import Arg, Buffer, Check, Groups, KernelSpec, Launch, Memset, Panels, Recipe, Step, TensorMap
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -140,8 +140,7 @@ def buffers(recipe: Recipe) -> list[Buffer]:
         elif isinstance(s, Panels | Groups):
             found.extend((s.a.buffer, s.b.buffer, s.panel.buffer))
         if isinstance(s, Groups):
-            listings = (s.starts, *(x for p in s.places for x in (p.index, p.extra) if x is not None))
-            found.extend(x.buffer for x in listings)
-        elif isinstance(s, Limits):
-            found.extend(x.buffer for x in (s.values, s.used, s.starts) if x is not None)
+            found.append(s.starts.buffer)
+        elif isinstance(s, Check):
+            found.extend(x.buffer for x in listings(s).values())
     return found

@@ -22,6 +22,7 @@ from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate, Option
 from graphdnn.plans.variant_pack import Binder
 from graphdnn.targets.base import Executable
+from graphdnn.targets.limits import Rooms
 
 Owned = tuple[tuple[int, ...], ...]
 """For each region the indexes of its kernels in the recipe."""
@@ -33,11 +34,13 @@ class _Ranged(Executable):
     def __init__(self, inner: Executable, name: str, nvtx: Any) -> None:
         self._inner, self._name, self._nvtx = inner, name, nvtx
 
-    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
+    def run(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None
+    ) -> None:
         """Run inside a range."""
         self._nvtx.push_range(self._name)
         try:
-            self._inner.run(pointers, scalars, workspace, stream)
+            self._inner.run(pointers, scalars, workspace, stream, rooms)
         finally:
             self._nvtx.pop_range()
 
@@ -212,7 +215,7 @@ class ExecutionPlan:
         except variant_pack.Misaligned as error:
             self._guarded(binder, pack, workspace, stream, error).execute(pack, workspace, stream)
             return
-        executable.run(pointers, numbers, at, stream)
+        executable.run(pointers, numbers, at, stream, binder.rooms(pack) if binder.packed else None)
 
     def _guarded(self, binder: Binder, pack: variant_pack.Pack, workspace: Any, stream: int, error: variant_pack.Misaligned) -> ExecutionPlan:
         """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none, and

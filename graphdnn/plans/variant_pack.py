@@ -102,6 +102,8 @@ class Binder:
     ordinal: int
     workspace: int
     workspace_alignment: int
+    packed: frozenset[int] = frozenset()
+    """Positions of the slots of packed tensors."""
 
     def bind(self, pack: Pack, workspace: Any) -> Bound:
         """Tensor id -> address, by-value tensor id -> number, workspace address. Raises ValidationError or KindError; nothing has run then."""
@@ -129,6 +131,19 @@ class Binder:
                     raise _missing(f"uid {tensor.uid} ('{tensor.name}')")
         pointers = dict(zip(self.ids, addresses, strict=True))
         return pointers, numbers, self._workspace(workspace) if self.workspace else 0
+
+    def rooms(self, pack: Pack) -> dict[int, tuple[int, int]]:
+        """For packed tensors bound in ``pack``, which ``bind`` has taken: bytes of the buffer before the address and from it on, where they are
+        known."""
+        found = {}
+        for key, value in pack.items():
+            at = self.keys.get(key)
+            at = self._position(key) if at is None else at
+            if at in self.packed:
+                facts = buffers.facts(value)
+                if facts.room is not None:
+                    found[self.slots[at].index] = (_NEVER if facts.before is None else facts.before, facts.room)
+        return found
 
     def _addresses(self, found: list[Any]) -> list[int]:
         """Addresses of the slots. What is seen at a glance to be right is taken; everything else goes the slow way, which says what is wrong."""
@@ -308,6 +323,7 @@ def prepare(
         device="cpu" if device.kind != "cuda" else f"cuda:{max(device.index, 0)}",
         ordinal=device.index,
         workspace=recipe.workspace,
+        packed=frozenset(at for at, s in enumerate(slots) if s.tensor.ragged),
         workspace_alignment=1 if cpu else max([16, *(p.alignment for k in recipe.kernels for p in k.params if isinstance(p, PointerParam))]),
     )
 

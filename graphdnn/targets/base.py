@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from graphdnn.codegen.spec import Binary, KernelSpec, Recipe, Source
+from graphdnn.targets.limits import Rooms
 
 
 @contextmanager
@@ -27,8 +28,11 @@ class Executable(ABC):
     """A loaded recipe, bound to one device. Immutable: any number of threads and streams may run it at once."""
 
     @abstractmethod
-    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
-        """Enqueue the steps. ``pointers``: tensor id -> address, ``scalars``: by-value tensor id -> number, ``workspace``: address (0 if none).
+    def run(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None
+    ) -> None:
+        """Enqueue the steps. ``pointers``: tensor id -> address, ``scalars``: by-value tensor id -> number, ``workspace``: address (0 if none),
+        ``rooms``: how large the buffers of packed tensors are.
 
         Must not allocate device memory, compile or synchronize. CPU and simulator finish before they return. Raises ExecutionError.
         """

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from graphdnn.codegen.spec import Groups, Launch, Listing, Places
-from graphdnn.errors import ExecutionError, explain
+from graphdnn.codegen.spec import Groups, Launch
 from graphdnn.targets.cpu_step import Bound, Call, Step, View
 from graphdnn.targets.limits import read
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 class GroupLoop(Step):
@@ -29,13 +28,11 @@ class GroupLoop(Step):
         self._pack_b = call(step.pack_b, False) if step.pack_b else None
 
     def run(self, bound: Bound) -> None:
-        """Check what is read, pack, then one product after the other."""
+        """Pack, then one product after the other."""
         import numpy as np
 
         step = self._step
-        starts = _starts(step, bound)
-        for places in step.places:
-            _check_places(places, bound)
+        starts: list[int] = read(step.starts, bound.address).tolist()
         if self._pack_b is not None:
             self._pack_b.run(bound)
         a, b, panel = (view.at(bound.address(view.buffer)) for view in (self._a, self._b, self._panel))
@@ -79,36 +76,3 @@ class GroupLoop(Step):
                 hi = min(lo + step.rows, m)
                 np.matmul(a[0, lo:hi, first:end], b[0, first:end], out=panel[: hi - lo])
                 yield g * m + lo, g * m + hi
-
-
-def _starts(step: Groups, bound: Bound) -> list[int]:
-    """The bounds; ExecutionError where they are none."""
-    found: list[int] = read(step.starts, bound.address).tolist()
-    for i, (before, value) in enumerate(zip([0, *found], found, strict=False)):
-        if not before <= value <= step.total:
-            rule = f"the first row of group {i} is out of order" if 0 <= value <= step.total else f"the first row of group {i} is out of range"
-            expected = f"non-decreasing numbers in 0..{step.total}"
-            raise ExecutionError(explain(rule, tensor=step.starts.name, expected=expected, found=value))
-    return found
-
-
-def _check_places(places: Places, bound: Bound) -> None:
-    import numpy as np
-
-    at = read(places.index, bound.address) * places.factor
-    if places.extra is not None:
-        slots = read(places.extra, bound.address)
-        _range(places.extra, slots, places.factor, "a choice of a token is out of range")
-        at = at + slots
-    _range(places.index, at, places.limit, "a row index is out of range")
-    if places.distinct and np.unique(at).size != at.size:
-        rule, expected = "two rows have one place in the result", "every place at most once"
-        values, counts = np.unique(at, return_counts=True)
-        raise ExecutionError(explain(rule, tensor=places.index.name, expected=expected, found=int(values[counts > 1][0])))
-
-
-def _range(listing: Listing, at: np.ndarray[Any, Any], limit: int, rule: str) -> None:
-    wrong = (at < 0) | (at >= limit)
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise ExecutionError(explain(f"{rule}, entry {i}", tensor=listing.name, expected=f"0..{limit - 1}", found=int(at[i])))

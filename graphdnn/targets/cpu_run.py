@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphdnn.codegen.spec import Groups, Launch, Limits, Memset, Panels, Recipe
+from graphdnn.codegen.spec import Check, Groups, Launch, Memset, Panels, Recipe
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets import limits
 from graphdnn.targets.base import Executable
@@ -62,13 +62,13 @@ class _PanelLoop(Step):
 
 
 class _Check(Step):
-    """Limits."""
+    """What kernels will read is compared."""
 
-    def __init__(self, step: Limits) -> None:
+    def __init__(self, step: Check) -> None:
         self._step = step
 
     def run(self, bound: Bound) -> None:
-        limits.check(self._step, bound.address)
+        limits.check(self._step, bound.address, rooms=bound.rooms)
 
 
 class CpuExecutable(Executable):
@@ -84,16 +84,18 @@ class CpuExecutable(Executable):
                 self._steps.append(Fill(step))
             elif isinstance(step, Launch):
                 self._steps.append(call(step, False))
-            elif isinstance(step, Limits):
+            elif isinstance(step, Check):
                 self._steps.append(_Check(step))
             elif isinstance(step, Groups):
                 self._steps.append(GroupLoop(step, call))
             else:
                 self._steps.append(_PanelLoop(step, call))
 
-    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
+    def run(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
+    ) -> None:
         """Run the steps; finished on return. ``stream`` is ignored. Raises ExecutionError, which names a tensor that has no address or value."""
-        bound = Bound(pointers, scalars, workspace)
+        bound = Bound(pointers, scalars, workspace, rooms)
         try:
             for step in self._steps:
                 step.run(bound)

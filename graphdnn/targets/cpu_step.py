@@ -12,6 +12,7 @@ from graphdnn.codegen.spec import Arg, Buffer, Constant, KernelSpec, Launch, Mat
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets.cpu_object import LoadedKernel
 from graphdnn.targets.cpu_pool import pool
+from graphdnn.targets.limits import Rooms
 
 _SLOTS = {"pointer": "Q", "float32": "f4x", "float64": "d", "int32": "i4x", "int64": "q", "uint32": "I4x"}
 _WIDTH = {"int32": 32, "int64": 64, "uint32": 32}
@@ -22,10 +23,10 @@ CHUNKS_PER_THREAD = 16
 class Bound:
     """What one run is given; the lookups raise errors that name what is missing."""
 
-    __slots__ = ("pointers", "scalars", "workspace")
+    __slots__ = ("pointers", "rooms", "scalars", "workspace")
 
-    def __init__(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> None:
-        self.pointers, self.scalars, self.workspace = pointers, scalars, workspace
+    def __init__(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: Rooms | None = None) -> None:
+        self.pointers, self.scalars, self.workspace, self.rooms = pointers, scalars, workspace, rooms
 
     def address(self, buffer: Buffer) -> int:
         """Where a buffer is in this run."""

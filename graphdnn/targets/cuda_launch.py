@@ -20,17 +20,18 @@ from graphdnn.codegen.spec import (
     Arg,
     Binary,
     Buffer,
+    Check,
     Constant,
     DescriptorParam,
     Groups,
     KernelSpec,
     Launch,
-    Limits,
     Memset,
     Panels,
     PointerParam,
     Recipe,
     ScalarParam,
+    Step,
     TensorMap,
     TensorScalar,
 )
@@ -123,7 +124,7 @@ class CudaExecutable(Executable):
         self._dynamic = [max(0, s.shared_bytes - int(b.facts.get("static_shared_bytes", 0))) for s, b in zip(recipe.kernels, binaries, strict=True)]
         self._functions = [load_function(self.device, b.code, b.entry, d) for b, d in zip(binaries, self._dynamic, strict=True)]
         self._steps = tuple(s for s in recipe.steps if (s.grid if isinstance(s, Launch) else isinstance(s, Memset) and s.nbytes))
-        self._limits = tuple(s for s in recipe.steps if isinstance(s, Limits)) if env.check_values() else ()
+        self._checks = _checks(recipe, self._steps) if env.check_values() else {}
         self._slots = _collect(self._steps, recipe.kernels)
         self._scalars_at = 8 * self._slots.pointers
         self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self._slots.scalars))
@@ -135,16 +136,17 @@ class CudaExecutable(Executable):
         self._current = self._driver.new_function("cuCtxGetCurrent")
         self._free: list[_Block] = [self._new_block()]
 
-    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
-        """Enqueue the steps on ``stream``, a CUstream handle (0: the legacy default stream); never synchronizes.
+    def run(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
+    ) -> None:
+        """Enqueue the steps on ``stream``, a CUstream handle (0: the legacy default stream); never synchronizes unless values are to be checked.
 
         Makes the device's primary context current for the call if the thread has another one or none. Raises ExecutionError for a missing address
         or scalar, in a process forked after CUDA was started, and for what the driver reports (a fault of an earlier kernel among others).
         """
         if _libcuda.forked:
             raise _libcuda.fork_error()
-        if self._limits:
-            self._check_values(pointers, stream)
+        check = self._checking(pointers, workspace, stream, rooms or {}) if self._checks else None
         try:
             block = self._free.pop()
         except IndexError:
@@ -153,35 +155,45 @@ class CudaExecutable(Executable):
             self._patch(block, pointers, scalars, workspace)
             block.set_stream(stream)
             if self._current(block.context_ref) == 0 and block.context.value == self._context:
-                self._enqueue(block, stream)
+                self._enqueue(block, stream, check)
             else:
                 self._driver.call("cuCtxPushCurrent_v2", self._context)
                 try:
-                    self._enqueue(block, stream)
+                    self._enqueue(block, stream, check)
                 finally:
                     self._driver.handle("cuCtxPopCurrent_v2")
         finally:
             self._free.append(block)
 
-    def _check_values(self, pointers: Mapping[int, int], stream: int) -> None:
-        """Wait for the stream and check the integers that kernels will read. Only where the switch GRAPHDNN_CHECK_VALUES is on, and not in a
-        capture."""
+    def _checking(self, pointers: Mapping[int, int], workspace: int, stream: int, rooms: limits.Rooms) -> Callable[[int], None] | None:
+        """Called before every launch with its number: waits for the stream and checks the integers that it, or one behind it, will read, which a
+        launch before it may have written. Only where the switch GRAPHDNN_CHECK_VALUES is on; None in a capture."""
+        with activated(self._context):
+            if capturing(stream):  # a wait would end the capture; and what is read now would not hold for a replay
+                log.warning("GRAPHDNN_CHECK_VALUES: values are not checked while a CUDA graph is captured")
+                return None
+
+        def address(buffer: Buffer) -> int:
+            return (workspace if buffer.kind == "workspace" else pointers[buffer.index]) + buffer.offset
 
         def fetch(address: int, nbytes: int) -> Any:
             host = ctypes.create_string_buffer(nbytes)
             self._driver.call("cuMemcpyDtoH_v2", ctypes.addressof(host), address, nbytes)
             return host
 
-        with activated(self._context):
-            if capturing(stream):  # a wait would end the capture; and what is read now would not hold for a replay
-                log.warning("GRAPHDNN_CHECK_VALUES: values are not checked while a CUDA graph is captured")
-                return
-            self._driver.call("cuStreamSynchronize", stream)
-            for step in self._limits:
-                limits.check(step, lambda b: pointers[b.index] + b.offset, fetch)
+        def check(number: int) -> None:
+            steps = self._checks.get(number, ())
+            if steps:
+                self._driver.call("cuStreamSynchronize", stream)
+            for step in steps:
+                limits.check(step, address, fetch, rooms)
 
-    def _enqueue(self, block: _Block, stream: int) -> None:
+        return check
+
+    def _enqueue(self, block: _Block, stream: int, check: Callable[[int], None] | None = None) -> None:
         for number, (function, args) in enumerate(block.calls):
+            if check is not None:
+                check(number)
             result = function(*args)
             if result:
                 raise self._driver.error(result, self._describe(number, stream))
@@ -353,3 +365,15 @@ def _getter(ids: tuple[int, ...]) -> Callable[[Mapping[int, int]], tuple[int, ..
         first = ids[0]
         return lambda pointers: (pointers[first],)
     return itemgetter(*ids)
+
+
+def _checks(recipe: Recipe, launched: Sequence[Step]) -> dict[int, tuple[Check, ...]]:
+    """Checks by the number, among the steps that are launched, of the one that they stand before."""
+    found: dict[int, tuple[Check, ...]] = {}
+    number = 0
+    for step in recipe.steps:
+        if isinstance(step, Check):
+            found[number] = (*found.get(number, ()), step)
+        elif number < len(launched) and step is launched[number]:
+            number += 1
+    return found

@@ -22,11 +22,11 @@ from graphdnn.codegen.spec import (
     Arg,
     Binary,
     Buffer,
+    Check,
     Constant,
     DescriptorParam,
     KernelSpec,
     Launch,
-    Limits,
     Memset,
     Param,
     PointerParam,
@@ -118,7 +118,9 @@ class SimulatorExecutable(Executable):
         self._extents = dict(extents)
         self._workspace_bytes = workspace_bytes
 
-    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int) -> None:
+    def run(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
+    ) -> None:
         """Run all steps to their end; ``stream`` means nothing here. Raises SimulationError."""
         size = max((k.spec.block * k.spec.cluster for k in self._kernels), default=1)
         with _LAUNCHES, ThreadPoolExecutor(max(1, size)) as pool:
@@ -129,9 +131,9 @@ class SimulatorExecutable(Executable):
                     self._memset(step, pointers, workspace)
                 elif isinstance(step, Launch):
                     self._launch(step, pointers, scalars, workspace, pool)
-                elif isinstance(step, Limits):
+                elif isinstance(step, Check):
                     if env.check_values():
-                        limits.check(step, lambda b: self._locate(b, pointers, workspace)[0])
+                        limits.check(step, lambda b: self._locate(b, pointers, workspace)[0], rooms=rooms)
                 else:
                     raise SimulationError(explain("a step that CUDA does not have", expected="Memset or Launch", found=type(step).__name__))
 

@@ -181,10 +181,32 @@ def test_wrong_numbers_touch_nothing_outside(device, name, kind):
         run()
 
 
-def test_two_rows_for_one_place():
-    data = starts(OFFSETS["uneven"]) | {"index": given(np.zeros((1, M, 1), int))}
-    with pytest.raises(ExecutionError, match="two rows have one place"):
-        check_graph(routed(mode.SCATTER, M), "cpu", data=data, runs=1)
+@pytest.mark.parametrize("calculated", [False, True])
+def test_two_rows_for_one_place(device, calculated, monkeypatch):
+    """Always reported by a CPU, by a GPU where the switch asks for it; also where the graph calculates the index."""
+    monkeypatch.setenv("GRAPHDNN_CHECK_VALUES", "1")
+    places = np.random.default_rng(1).permutation(M)
+    places[7] = places[3]
+
+    def build(g):
+        token, weight, offsets = matrices(g)
+        index = listed(g, "index", M)
+        index = g.neg(index, compute_data_type=D.INT32).set_data_type(D.INT32) if calculated else index
+        done(g.moe_grouped_matmul(token, weight, offsets, index, mode=mode.SCATTER))
+
+    data = starts(OFFSETS["uneven"]) | {"index": given(places.reshape(1, M, 1) * (-1 if calculated else 1))}
+    with pytest.raises(ExecutionError, match=f"two rows have one place.*found {places[3]}"):
+        check_graph(build, device, data=data, runs=1)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_switch_has_wrong_numbers_reported(device, name, monkeypatch):
+    monkeypatch.setenv("GRAPHDNN_CHECK_VALUES", "1")
+    offsets, index, words = WRONG[name]
+    places = np.random.default_rng(5).permutation(M)
+    places[5] = places[5] if index is None else index
+    with pytest.raises(ExecutionError, match=words):
+        check_graph(routed(mode.GATHER, M), device, data=starts(offsets) | {"index": given(places.reshape(1, M, 1))}, runs=1)
 
 
 def test_a_choice_out_of_range():

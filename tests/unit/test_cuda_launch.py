@@ -97,6 +97,18 @@ def test_values_are_checked_where_the_switch_asks(fake: FakeCuda, monkeypatch: p
     assert launches(fake)
 
 
+def test_numbers_that_a_kernel_writes_are_checked_behind_it(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the workspace, after the steps in front of the check and before those behind it."""
+    lengths = (ctypes.c_int32 * 3)(4, 9, 0)
+    limits = Limits(Listing(Buffer("workspace", 0, 8), data_type.INT32, 3, 1, "lengths"), 1, 0, 0, 8, "a length is out of range")
+    monkeypatch.setenv("GRAPHDNN_CHECK_VALUES", "1")
+    executable = CudaTarget("sm_90a").load(replace(RECIPE, steps=(*RECIPE.steps[:-1], limits, RECIPE.steps[-1])), BINARIES)
+    fake.log.clear()
+    with pytest.raises(ExecutionError, match=r"lengths.*found 9"):
+        executable.run(ADDRESSES, SCALARS, ctypes.addressof(lengths) - 8, 0x77)
+    assert len(launches(fake)) == 2 and not fake.stack
+
+
 def test_every_call_has_its_own_values(fake: FakeCuda) -> None:
     executable = CudaTarget("sm_90a").load(RECIPE, BINARIES)
     for call in range(3):
