@@ -82,9 +82,9 @@ class GroupedOps(Declarations):
         is read top_k times). SCATTER: row i of token makes row ``token_index``[i], or ``token_index``[i] * ``top_k`` + ``token_ks``[i] if
         ``token_ks`` numbers the choices of a token; no row may be made twice, and one that is not made is 0.
 
-        Offsets and indices are read when the plan runs: a CPU reports offsets that decrease, what is out of range, and with SCATTER two rows that make
-        one row, as an ExecutionError; a GPU does with ``GRAPHDNN_CHECK_VALUES=1``. Without it a row that two rows make is either of them, and not
-        always the same; nothing outside of a buffer is read or written."""
+        Offsets and indices are read when the plan runs: a CPU reports offsets that decrease, what is out of range, and with SCATTER two rows that
+        make one row, as an ExecutionError; a GPU does with ``GRAPHDNN_CHECK_VALUES=1``. Without it a row that two rows make is either of them, and
+        not always the same; nothing outside of a buffer is read or written."""
         n = self._node_name("MOE_GROUPED_MATMUL", name)
         if not isinstance(mode, moe_grouped_matmul_mode):
             expected = "graphdnn.moe_grouped_matmul_mode"
