@@ -19,14 +19,14 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import ValidationError, explain
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.opspecs import fast_conv_bounds, folds, registry, rng
+from graphdnn.opspecs import fast_conv_bounds, folds, registry
 from graphdnn.opspecs.conv import unit_steps
 from graphdnn.opspecs.evaluate import evaluate
 from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION, reduced_axes
 from graphdnn.opspecs.rounding import Array, as_values, decode, encode, from_storage, round_to, to_storage
-from graphdnn.opspecs.spans import ULPS, Arithmetic, Span, exact, hull
+from graphdnn.opspecs.spans import Arithmetic, Span, exact, hull
 from graphdnn.opspecs.spec import MatmulForm
 
 __all__ = ["as_values", "decode", "encode", "from_storage", "mismatches", "round_to", "run", "run_with_error", "to_storage"]
@@ -128,7 +128,7 @@ class _Runner:
             return [self._moved(n, dims, inputs)]
         compute = registry.carrier(n.op, dict(n.attrs), n.compute)
         kept = [port in spec.integers for port, _ in n.inputs]
-        inputs = [x if whole else _converted(x, spec.operands or compute) for x, whole in zip(inputs, kept, strict=True)]
+        inputs = [x if whole else _converted(x, compute) for x, whole in zip(inputs, kept, strict=True)]
         types = [[t.dtype for t in outputs]] if spec.typed else []
         values = [round_to(v, compute) for v in spec.reference(n, dims, [x.value for x in inputs], *types)]
         results, own = [], spec.spans
@@ -153,8 +153,6 @@ class _Runner:
     def _span(self, n: Node, dim: tuple[int, ...], inputs: list[_Known], value: Array, compute: data_type) -> Span:
         """Where a kernel's result of ``n`` may lie, before it is rounded to the output's data type."""
         spans = [x.span for x in inputs if x.span is not None]
-        if registry.spec(n.op).role == "random":
-            return _random(n, dim, [x.value for x in inputs], Arithmetic(compute))
         found = _ANALYSES[registry.spec(n.op).role](n, dim, spans, Arithmetic(compute))
         how = self.algorithms.get(n.output_ids[0])
         if how is not None:
@@ -174,15 +172,6 @@ def _pointwise(n: Node, dim: tuple[int, ...], spans: list[Span], arithmetic: Ari
     if "axis" in row.attrs:
         names["index"] = exact(row.reference(np.zeros(dim), axis=attrs["axis"]))
     return evaluate(row.expression(arithmetic.compute), names, arithmetic)
-
-
-def _random(n: Node, dim: tuple[int, ...], values: list[Array], arithmetic: Arithmetic) -> Span:
-    """Of known seeds and offsets: integers."""
-    row = rng.row_of(n)
-    number = exact(rng.numbers(n, dim, *values))
-    if row.source in ULPS:
-        number = Arithmetic(data_type.FLOAT).spread(number, ULPS[row.source])
-    return evaluate(row.expr, {"a": number} | row.values(dict(n.attrs), arithmetic.compute), arithmetic)
 
 
 def _reduction(n: Node, dim: tuple[int, ...], spans: list[Span], arithmetic: Arithmetic) -> Span:

@@ -73,7 +73,7 @@ class Copies(Declarations):
         if handle is not None and self._device is not None and (handle.device.kind, handle.device.index) != (self._device.kind, self._device.index):
             raise ValidationError(explain("the handle and the graph disagree", expected=self._device.text, found=handle.device.text))
         if isinstance(data, str):
-            self._become(jsontext.loads(data, registry.spec, Tensor))
+            self._become(jsontext.loads(data, registry.declared, Tensor))
         else:
             self._load(_plan_bytes(data), self._device if handle is None else handle.device)
         if handle is not None:

@@ -18,7 +18,7 @@ from graphdnn.dtypes import COMPUTE_TYPES, as_data_type, data_type, storable
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.frontend.arrays import is_array
 from graphdnn.frontend.enums import scalar_type
-from graphdnn.frontend.tensor import as_name
+from graphdnn.frontend.tensor import as_name, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir.jsontext import FLOAT_ATTRIBUTES
 from graphdnn.ir.node import NodeDecl
@@ -82,7 +82,7 @@ class Declarations(ABC):
     def _operand_or_number(self, node: str, argument: str, value: Any) -> Tensor:
         """Like :meth:`_operand`; a number becomes a compile-time constant whose data type follows the other operands."""
         if isinstance(value, Real) and not isinstance(value, Tensor):
-            number: float | int = int(value) if isinstance(value, int) or hasattr(value, "__index__") else float(value)
+            number: float | int = int(value) if isinstance(value, int) or hasattr(value, "__index__") else as_number(f"argument '{argument}'", value)
             made = self._scalar(number, scalar_type.COMPILE_TIME_CONST)
             made._number = number
             return made

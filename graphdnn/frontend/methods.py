@@ -11,7 +11,7 @@ from typing import Any
 from graphdnn.dtypes import data_type
 from graphdnn.errors import KindError, explain
 from graphdnn.frontend.declare import Declarations
-from graphdnn.frontend.tensor import as_integer
+from graphdnn.frontend.tensor import as_integer, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.opspecs.pointwise import POINTWISE, Param, PointwiseOp
 
@@ -68,9 +68,7 @@ def _attribute(node: str, param: Param, row: PointwiseOp, value: Any) -> float |
         return None
     if isinstance(row.attrs[param.attr], int):
         return as_integer(f"node '{node}': argument '{param.keyword}'", value)
-    if isinstance(value, bool) or not hasattr(value, "__float__") or isinstance(value, str):
-        raise KindError(explain(f"argument '{param.keyword}' has the wrong type", node=node, expected="a number", found=repr(value)[:80]))
-    return float(value)
+    return as_number(f"node '{node}': argument '{param.keyword}'", value)
 
 
 def add_node(graph: Declarations, method: Method, values: Mapping[str, Any]) -> Tensor:

@@ -29,7 +29,7 @@ from graphdnn.frontend.random_ops import RandomOps
 from graphdnn.frontend.resample_ops import ResampleOps
 from graphdnn.frontend.softmax_ops import SoftmaxOps
 from graphdnn.frontend.structured_ops import StructuredOps
-from graphdnn.frontend.tensor import as_dims, as_integer, as_name
+from graphdnn.frontend.tensor import as_dims, as_integer, as_name, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
 from graphdnn.ir.layout import by_name
@@ -148,9 +148,9 @@ class pygraph(
         COMPILE_TIME_CONST: printed in the kernel."""
         if not isinstance(scalar_type, _SCALAR_TYPE):
             raise KindError(explain("scalar_type has the wrong type", expected="graphdnn.scalar_type", found=repr(scalar_type)))
-        if isinstance(value, bool) or not (hasattr(value, "__index__") or hasattr(value, "__float__")) or hasattr(value, "__len__"):
+        if isinstance(value, bool) or hasattr(value, "__len__"):
             raise KindError(explain("value has the wrong type", expected="a number", found=repr(value)[:80]))
-        return self._scalar(int(value) if hasattr(value, "__index__") else float(value), scalar_type)
+        return self._scalar(as_integer("value", value) if hasattr(value, "__index__") else as_number("value", value), scalar_type)
 
     def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
         """The tensor with this uid. BuildError if there is none."""

@@ -9,7 +9,7 @@ from graphdnn.dtypes import data_type
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.enums import scalar_type
-from graphdnn.frontend.tensor import as_dims, as_integer
+from graphdnn.frontend.tensor import as_dims, as_integer, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 
 
@@ -46,10 +46,9 @@ class RandomOps(Declarations):
             if value is not None and argument not in own and own:
                 rule = f"argument '{argument}' belongs to another distribution"
                 raise ValidationError(explain(rule, node=n, expected=f"for {distribution.upper()}: {', '.join(own)}", found=value))
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise KindError(explain(f"argument '{argument}' has the wrong type", node=n, expected="a number", found=repr(value)[:80]))
         attrs: dict[str, Any] = {"distribution": distribution.upper(), "dim": None if dim is None else as_dims("dim", dim)}
-        attrs |= {attribute: None if given[argument] is None else float(given[argument]) for argument, attribute in own.items()}  # type: ignore[arg-type]
+        numbers = {a: None if value is None else as_number(f"node '{n}': argument '{a}'", value) for a, value in given.items()}
+        attrs |= {attribute: numbers[argument] for argument, attribute in own.items()}
         inputs = {"Seed": self._integer_operand(n, "seed", seed), "Offset": self._integer_operand(n, "offset", offset)}
         return self._add("RNG", n, inputs, ("Y",), attrs, compute_data_type)[0]
 

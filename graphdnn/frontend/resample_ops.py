@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
-from numbers import Rational, Real
+from math import isfinite
+from numbers import Rational
 from typing import Any
 
 from graphdnn.dtypes import data_type
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.frontend.declare import Declarations
-from graphdnn.frontend.tensor import as_dims
+from graphdnn.frontend.tensor import as_dims, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 
 LARGEST_DENOMINATOR = 1 << 12
@@ -23,12 +24,10 @@ def _ratio(node: str, values: Any) -> tuple[tuple[int, int], ...]:
         raise KindError(explain("argument 'stride' has the wrong type", node=node, expected="a list of numbers", found=repr(values)[:80]))
     found = []
     for v in values:
-        if isinstance(v, bool) or not (isinstance(v, Real) or hasattr(v, "__index__")):
-            raise KindError(explain("an entry of stride has the wrong type", node=node, expected="a number", found=repr(v)[:80]))
-        try:
-            exact = Fraction(v) if isinstance(v, Rational | float) else Fraction(int(v))
-        except (ValueError, OverflowError):
-            raise ValidationError(explain("stride must be finite", node=node, expected="numbers > 0", found=v)) from None
+        number = as_number(f"node '{node}': an entry of stride", v)
+        if not isfinite(number):
+            raise ValidationError(explain("stride must be finite", node=node, expected="numbers > 0", found=v))
+        exact = Fraction(int(v.numerator), int(v.denominator)) if isinstance(v, Rational) else Fraction(number)
         exact = exact.limit_denominator(LARGEST_DENOMINATOR)
         found.append((exact.numerator, exact.denominator))
     return tuple(found)
@@ -46,7 +45,7 @@ class ResampleOps(Declarations):
             raise KindError(explain("argument 'mode' has the wrong type", node=node, expected=expected, found=repr(mode)[:80]))
         lists = {n: as_dims(f"node '{node}': argument '{n}'", values[n]) for n in ("window", "pre_padding", "post_padding")}
         attrs: dict[str, Any] = {"mode": mode.upper(), "ratio": _ratio(node, values["stride"])} | lists
-        return self._add(op, node, inputs, outputs, attrs | {"generate_index": "Index" in outputs}, compute)
+        return self._add(op, node, inputs, outputs, attrs, compute)
 
     def resample(
         self,

@@ -11,7 +11,7 @@ from graphdnn.errors import KindError, explain
 from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.enums import reshape_mode
 from graphdnn.frontend.reduction_modes import reduction_mode
-from graphdnn.frontend.tensor import as_dims, as_integer
+from graphdnn.frontend.tensor import as_dims, as_integer, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 
 
@@ -20,12 +20,6 @@ def _member(node: str, argument: str, value: Any, kind: type[Any]) -> Any:
     if isinstance(value, kind):
         return value
     raise KindError(explain(f"argument '{argument}' has the wrong type", node=node, expected=f"graphdnn.{kind.__name__}", found=repr(value)[:80]))
-
-
-def _number(node: str, argument: str, value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    raise KindError(explain(f"argument '{argument}' has the wrong type", node=node, expected="a number", found=repr(value)[:80]))
 
 
 def _bound(node: str, value: Any) -> int | None:
@@ -42,7 +36,7 @@ class StructuredOps(Declarations):
         ``padding`` is recorded and has no effect: tails are padded as the op needs it."""
         n = self._node_name("MATMUL", name)
         inputs = {"A": self._operand(n, "A", A), "B": self._operand(n, "B", B)}
-        return self._add("MATMUL", n, inputs, ("C",), {"padding_value": _number(n, "padding", padding)}, compute_data_type)[0]
+        return self._add("MATMUL", n, inputs, ("C",), {"padding_value": as_number(f"node '{n}': argument 'padding'", padding)}, compute_data_type)[0]
 
     def reduction(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from numbers import Complex, Real
 from typing import Any
 
 from graphdnn.dtypes import as_data_type, data_type
@@ -21,6 +22,20 @@ def as_integer(what: str, value: Any) -> int:
         except TypeError:
             pass
     raise KindError(explain(f"{what} has the wrong type", expected="an integer", found=repr(value)))
+
+
+def as_number(what: str, value: Any) -> float:
+    """``value``, a real number of any kind (NumPy's scalars too), as a float. KindError, which names ``what``, for anything else (bool is none);
+    ValidationError for a number beyond every float."""
+    if isinstance(value, Real) or (hasattr(value, "__float__") and not isinstance(value, Complex)):
+        try:
+            if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":
+                return float(value)
+        except OverflowError:
+            raise ValidationError(explain(f"{what} is out of range", expected="a number that a float can hold", found="a larger one")) from None
+        except (TypeError, ValueError):
+            pass
+    raise KindError(explain(f"{what} has the wrong type", expected="a number", found=repr(value)[:80]))
 
 
 def as_dims(what: str, values: Any) -> Dims:

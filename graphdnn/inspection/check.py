@@ -15,6 +15,7 @@ from graphdnn.codegen.spec import Limits
 from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.ir.tensor import Tensor
+from graphdnn.opspecs import registry
 from graphdnn.plans.assemble import bytes_below, tensor_bytes
 from graphdnn.plans.plan import ExecutionPlan
 
@@ -73,11 +74,7 @@ def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[s
     if packed is not None:
         rule = "a plan with packed tensors cannot be checked on random inputs"
         raise NotSupportedError(explain(rule, tensor=packed, expected="tensors without ragged offsets", found="a ragged offset"))
-    feeds: dict[int, Any] = {}
-    within = {s.values.buffer.index: (s.low, s.high) for s in plan.recipe.steps if isinstance(s, Limits)}
-    for t in graph.inputs:
-        tensor = graph.tensors[t]
-        feeds[t] = tensor.value if tensor.value is not None else random_values(rng, tensor, within.get(t))
+    feeds = _feeds(plan, rng)
     tell("calculating the reference")
     expected = reference.run_with_error(graph, feeds, plan.algorithms)
     memory = _Memory(plan)
@@ -96,6 +93,23 @@ def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[s
         memory.wait()
         times.append(time.perf_counter() - start)
     return Checked(tuple(_compare(graph.tensors[t], memory.get(t), *expected[t]) for t in graph.outputs), times[0], min(times))
+
+
+def _feeds(plan: ExecutionPlan, rng: np.random.Generator) -> dict[int, Any]:
+    """Values of the inputs: what an op draws for its own, within what a kernel checks, else anything."""
+    graph, feeds = plan.graph, {}
+    within = {s.values.buffer.index: (s.low, s.high) for s in plan.recipe.steps if isinstance(s, Limits)}
+    drawn: dict[int, Any] = {}
+    for n in graph.nodes:
+        draw = registry.spec(n.op).drawn
+        if draw is not None:
+            values = draw(n, {port: graph.tensors[t].dim for port, t in n.inputs}, rng)
+            drawn = {t: values[port] for port, t in n.inputs if port in values} | drawn
+    for t in graph.inputs:
+        tensor = graph.tensors[t]
+        own = drawn.get(t) if tensor.value is None else tensor.value
+        feeds[t] = random_values(rng, tensor, within.get(t)) if own is None else own
+    return feeds
 
 
 def _compare(tensor: Tensor, found: Array, value: Array, bound: Array) -> Compared:

@@ -143,10 +143,14 @@ def _integer_or_integers(where: str, value: Any) -> int | tuple[int, ...]:
     return _integers(where, value) if isinstance(value, list) else _integer(where, value)
 
 
-def _pairs(where: str, value: Any) -> tuple[tuple[int | None, ...], ...]:
-    pairs = tuple(tuple(None if v is None else _integer(where, v) for v in _list(where, pair)) for pair in _list(where, value))
+def _bound(where: str, value: Any) -> int | None:
+    return None if value is None else _integer(where, value)
+
+
+def _pairs(where: str, value: Any, entry: Callable[[str, Any], Any] = _bound, what: str = "[start, end]") -> tuple[tuple[Any, ...], ...]:
+    pairs = tuple(tuple(entry(where, v) for v in _list(where, pair)) for pair in _list(where, value))
     if any(len(pair) != 2 for pair in pairs):
-        raise _bad(where, "a list of [start, end]", value)
+        raise _bad(where, f"a list of {what}", value)
     return pairs
 
 
@@ -192,8 +196,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "post_padding": _integers,
     "dilation": _integers,
     "window": _integers,
-    "ratio": _pairs,
-    "generate_index": _boolean,
+    "ratio": lambda where, value: _pairs(where, value, _integer, "[numerator, denominator]"),
     "slices": _pairs,
     "slice_strides": _integers,
     "padding_value": _number,

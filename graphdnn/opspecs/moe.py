@@ -173,6 +173,20 @@ def _reference_backward(node: Node, dims: list[Dims], arrays: list[Any]) -> list
     return [s.widened(np.stack(parts) if parts else np.zeros(dims[0], np.result_type(token, loss)))]
 
 
+def _drawn(node: Node, dims: dict[str, Dims], generator: np.random.Generator) -> dict[str, Array]:
+    """Offsets in order, rows that exist, and no place of the result twice."""
+    mode = dict(node.attrs).get("mode", "NONE")  # the gradient has none
+    tokens = dims["Token"][1]
+    rows = math.prod(dims["TokenIndex"]) if mode == "GATHER" else tokens
+    found = {"FirstTokenOffset": np.sort(generator.integers(0, rows + 1, math.prod(dims["FirstTokenOffset"])))}
+    if mode == "GATHER":
+        found["TokenIndex"] = generator.integers(0, max(tokens, 1), rows)
+    elif mode == "SCATTER":
+        places, choices = generator.permutation(rows), node.attr("top_k") if "TokenKs" in dims else 1
+        found |= {"TokenIndex": places // choices, "TokenKs": places % choices}
+    return {port: values.reshape(dims[port]) for port, values in found.items() if port in dims}
+
+
 def _stacked(spans: list[Span], dim: Dims) -> Span:
     if not spans:
         return exact(np.zeros(dim))
@@ -221,6 +235,7 @@ SPECS = (
         reference=_reference,
         work=lambda given, made: 2 * math.prod(made[0]) * given[0][2],
         spans=_spans,
+        drawn=_drawn,
     ),
     OpSpec(
         tag="MOE_GROUPED_MATMUL_BWD",
@@ -233,5 +248,6 @@ SPECS = (
         reference=_reference_backward,
         work=lambda given, made: 2 * math.prod(given[0]) * made[0][1],
         spans=_spans_backward,
+        drawn=_drawn,
     ),
 )

@@ -77,6 +77,15 @@ def spec(tag: str) -> OpSpec:
     return found
 
 
+def declared(tag: str) -> OpSpec:
+    """The op with the JSON tag ``tag``, if users may declare it. NotSupportedError for an unknown one and for one that only expansions make."""
+    found = spec(tag)
+    if found.internal:
+        rule, expected = "the op is internal: it stands in no text", ", ".join(t for t, s in every().items() if not s.internal)
+        raise NotSupportedError(explain(rule, expected=f"one of {expected}", found=repr(tag)))
+    return found
+
+
 def carrier(tag: str, attrs: Mapping[str, Any], compute: data_type) -> data_type:
     """The type in which an op is calculated when ``compute`` (a carrier) is asked for: FLOAT instead of integers where it needs that."""
     op = spec(tag)

@@ -32,7 +32,7 @@ from graphdnn.opspecs.rounding import round_to
 from graphdnn.opspecs.sampling import INTERPOLATION, POOLING, Sampling, sampling
 from graphdnn.opspecs.spec import OpSpec
 
-ATTRIBUTES = ("mode", "window", "ratio", "pre_padding", "post_padding", "generate_index")
+ATTRIBUTES = ("mode", "window", "ratio", "pre_padding", "post_padding")
 
 
 # ----------------------------------------------------------------------------------------------------------------------------------------- infer

@@ -20,7 +20,9 @@ from graphdnn.ir import layout
 from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.tensor import Dims
 from graphdnn.opspecs import philox, shapes
+from graphdnn.opspecs.evaluate import evaluate
 from graphdnn.opspecs.scalars import Array
+from graphdnn.opspecs.spans import ULPS, Arithmetic, Span, exact
 from graphdnn.opspecs.spec import OpSpec
 
 
@@ -39,7 +41,8 @@ class Distribution:
     def values(self, attrs: Mapping[str, Any], compute: data_type) -> dict[str, float]:
         """The derived numbers, rounded to the compute type."""
         found = self.derived(**{n: default if attrs.get(n) is None else attrs[n] for n, default in self.attrs.items()})
-        return {n: float(np.float32(v)) if compute is data_type.FLOAT else float(v) for n, v in found.items()}
+        with np.errstate(over="ignore"):
+            return {n: float(np.float32(v)) if compute is data_type.FLOAT else float(v) for n, v in found.items()}
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
@@ -118,6 +121,18 @@ def _check(node: NodeDecl) -> None:
             )
 
 
+    _check_finite(node)
+
+
+def _check_finite(node: NodeDecl) -> None:
+    """What the kernels calculate with is finite in the type of calculation: not only the attributes, which are float64."""
+    row, compute = row_of(node), data_type.DOUBLE if node.compute is data_type.DOUBLE else data_type.FLOAT
+    for name, value in row.values(node.attrs, compute).items():
+        if not math.isfinite(value):
+            rule, given = f"the {name} of the random numbers is out of range", {n: node.attrs.get(n) for n in row.attrs}
+            raise ValidationError(explain(rule, node=node.name, expected=f"a finite number in {compute.name}", found=given))
+
+
 def numbers(node: Node, dim: Dims, seed: Array, offset: Array) -> Array:
     """``a`` of every element: float64, from one-element int64 arrays."""
     index = np.arange(math.prod(dim), dtype=np.int64).reshape(dim)
@@ -130,6 +145,14 @@ def _reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
     return [row.reference(numbers(node, dims[0], *arrays), **row.values(dict(node.attrs), compute))]
 
 
+def _spans(node: Node, dims: list[Dims], arrays: list[Any], spans: list[Span], arithmetic: Arithmetic) -> list[Span]:
+    """Seed and offset are known integers: only the functions of the dialect err."""
+    row, number = row_of(node), exact(numbers(node, dims[0], *arrays))
+    if row.source in ULPS:
+        number = Arithmetic(data_type.FLOAT).spread(number, ULPS[row.source])
+    return [evaluate(row.expr, {"a": number} | row.values(dict(node.attrs), arithmetic.compute), arithmetic)]
+
+
 SPECS = (
     OpSpec(
         tag="RNG",
@@ -138,10 +161,11 @@ SPECS = (
         outputs=("Y",),
         attrs=("distribution", "dim", "stride", *(n for row in DISTRIBUTIONS.values() for n in row.attrs)),
         domain="float",
-        operands=data_type.INT64,
+        integers=("Seed", "Offset"),
         infer=_infer,
         check=_check,
         reference=_reference,
         work=lambda _, dims: 60 * math.prod(dims[0]),  # the rounds of Philox
+        spans=_spans,
     ),
 )

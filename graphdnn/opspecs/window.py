@@ -74,4 +74,4 @@ def _reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
     return [np.broadcast_to(np.where(valid, x[tuple(index)], fill), dims[0])]
 
 
-SPECS = (OpSpec("WINDOW", "movement", ("X",), ("Y",), _infer, shapes.check_plain, _reference, attrs=("windows", "fill")),)
+SPECS = (OpSpec("WINDOW", "movement", ("X",), ("Y",), _infer, shapes.check_plain, _reference, attrs=("windows", "fill"), internal=True),)

@@ -9,6 +9,7 @@ import graphdnn
 from graphdnn import data_type
 from graphdnn import moe_grouped_matmul_mode as mode
 from graphdnn.errors import ExecutionError, KindError, NotSupportedError, ValidationError
+from graphdnn.inspection.check import check
 from tests.helpers import built, check_graph, given
 
 D = data_type
@@ -103,6 +104,24 @@ def test_scatter_to_the_choices_of_a_token(device):
     data = starts(OFFSETS["rows before the first"])
     data |= {"index": given((places // 2).reshape(1, M, 1)), "slots": given((places % 2).reshape(1, M, 1))}
     check_graph(routed(mode.SCATTER, M, top_k=2, slots=True), device, data=data)
+
+
+ROUTES = {
+    "none": both(),
+    "gather": routed(mode.GATHER, 40, stride=2),
+    "scatter": routed(mode.SCATTER, M),
+    "choices": routed(mode.SCATTER, M, top_k=2, slots=True),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_check_draws_offsets_and_indices_that_have_a_meaning(device, name):
+    """``graphdnn run`` on random inputs: offsets in order, rows that exist, no place twice, of several seeds."""
+    g = graphdnn.pygraph(device=device, io_data_type=F32, compute_data_type=F32)
+    ROUTES[name](g)
+    plan = built(g).plan
+    for seed in range(3):
+        assert check(plan, seed, repeat=0).right
 
 
 @pytest.mark.parametrize("kind", [mode.NONE, mode.GATHER, mode.SCATTER])

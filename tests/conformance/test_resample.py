@@ -203,7 +203,7 @@ def test_dims_strides_names_and_text():
     g.validate()
     assert none is None and y.get_dim() == index.get_dim() == [2, 3, 2, 3] and index.get_data_type() is D.INT32
     assert y.get_stride() == [18, 1, 9, 3] and (y.get_name(), index.get_name()) == ("p::Y", "p::Index")
-    assert '"ratio":[[2,3],[1,2]]' in str(g)
+    assert '"ratio":[[2,3],[1,2]]' in str(g) and "generate_index" not in str(g)
     again = graphdnn.pygraph(device="cpu")
     again.deserialize(str(g))
     assert str(again) == str(g)
@@ -259,3 +259,34 @@ def test_wrong_kinds():
         g.resample(image(g), "NEAREST", stride=[1, 1], generate_index=True)
     with pytest.raises(ValidationError, match="finite"):
         g.resample(image(g), "NEAREST", stride=[float("inf"), 1])
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.float16, Fraction])
+def test_strides_of_every_kind_of_number_keep_their_fraction(kind):
+    g = graph()
+    y, _ = g.resample(image(g), "BILINEAR", stride=[kind(1.5), kind(2)])
+    g.validate()
+    assert y.get_dim() == [2, 3, 4, 3] and '"ratio":[[3,2],[2,1]]' in str(g)
+    g = graph()
+    g.resample(image(g), "MAXPOOL", [2, 2], stride=[kind(1.5), kind(2)])
+    with pytest.raises(ValidationError, match="whole"):
+        g.validate()
+    for whole in (kind(2), np.int64(2), np.uint8(2)):
+        g = graph()
+        g.resample(image(g), "MAXPOOL", [2, 2], stride=[whole, 1])
+        g.validate()
+        assert '"ratio":[[2,1],[1,1]]' in str(g)
+
+
+@pytest.mark.parametrize("stride", [10**400, Fraction(10**400), np.float32("inf"), float("nan")])
+def test_strides_that_no_float_holds(stride):
+    g = graph()
+    with pytest.raises(ValidationError, match="stride"):
+        g.resample(image(g), "NEAREST", stride=[stride, 1])
+
+
+@pytest.mark.parametrize("stride", [np.bool_(True), np.complex64(1), 1j, None, "1", [1], np.ones(2)])
+def test_strides_that_are_no_numbers(stride):
+    g = graph()
+    with pytest.raises(KindError, match="stride"):
+        g.resample(image(g), "NEAREST", stride=[stride, 1])

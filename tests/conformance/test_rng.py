@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -143,6 +145,10 @@ ERRORS = {
     "nan": (ValidationError, "normal_mean", lambda g: g.rng("NORMAL", 1, 2, dim=(3,), mean=float("nan"))),
     "deviation": (ValidationError, "negative", lambda g: g.rng("NORMAL", 1, 2, dim=(3,), standard_deviation=-1.0)),
     "bounds": (ValidationError, "swapped", lambda g: g.rng("UNIFORM", 1, 2, dim=(3,), minimum=2.0)),
+    "infinite in FLOAT": (ValidationError, "mean.*finite number in FLOAT", lambda g: g.rng("NORMAL", 1, 2, dim=(3,), mean=1e39)),
+    "infinite width": (ValidationError, "width.*finite number in FLOAT", lambda g: g.rng("UNIFORM", 1, 2, dim=(3,), minimum=-3e38, maximum=3e38)),
+    "infinite in both": (ValidationError, "width", lambda g: g.rng("UNIFORM", 1, 2, (3,), None, -1e308, 1e308, compute_data_type=D.DOUBLE)),
+    "no float": (ValidationError, "'mean' is out of range", lambda g: g.rng("NORMAL", 1, 2, dim=(3,), mean=10**400)),
     "foreign argument": (ValidationError, "another distribution", lambda g: g.rng("UNIFORM", 1, 2, dim=(3,), probability=0.5)),
     "kind of distribution": (KindError, "distribution", lambda g: g.rng(1, 1, 2, dim=(3,))),
     "kind of seed": (KindError, "seed", lambda g: g.rng("UNIFORM", 1.5, 2, dim=(3,))),
@@ -150,6 +156,23 @@ ERRORS = {
     "large seed": (ValidationError, "one number", lambda g: g.rng("UNIFORM", g.tensor(dim=(2,), layout="row", data_type=D.INT32), 2, dim=(3,))),
     "float seed": (NotSupportedError, "integer", lambda g: g.rng("UNIFORM", g.tensor(dim=(1,), layout="row", data_type=F32), 2, dim=(3,))),
 }
+
+
+@pytest.mark.parametrize("kind", [int, Fraction, np.float16, np.float32, np.float64, np.int64])
+def test_arguments_of_every_kind_of_number(kind):
+    texts = set()
+    for k in (float, kind):
+        g = graphdnn.pygraph(device="cpu", io_data_type=F32)
+        g.rng("NORMAL", 1, 2, dim=(3,), mean=k(3), standard_deviation=k(2)).set_output(True)
+        g.validate()
+        texts.add(str(g))
+    assert len(texts) == 1
+
+
+def test_what_only_double_holds_is_taken_in_double():
+    g = graphdnn.pygraph(device="cpu", io_data_type=D.DOUBLE)
+    g.rng("NORMAL", 1, 2, dim=(3,), mean=1e39, compute_data_type=D.DOUBLE).set_output(True)
+    g.build_operation_graph()
 
 
 @pytest.mark.parametrize("name", ERRORS)

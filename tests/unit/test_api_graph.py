@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -144,6 +145,37 @@ def test_numbers_as_operands(built):
     data, out = np.arange(6, dtype=np.float32).reshape(2, 3), np.empty((2, 3), np.float32)
     g.execute({x: data, y: out}, workspace(g))
     np.testing.assert_array_equal(out, 2 * (1 - data) + 0.5)
+
+
+SCALARS = {
+    "negative_slope": lambda g, x, v: g.relu(x, negative_slope=v),
+    "swish_beta": lambda g, x, v: g.swish(x, swish_beta=v),
+    "padding": lambda g, x, v: g.matmul(x, g.transpose(x, [1, 0]), padding=v),
+    "tensor_scalar": lambda g, x, v: g.mul(x, g.tensor_scalar(v, cudnn.scalar_type.COMPILE_TIME_CONST)),
+    "operand": lambda g, x, v: g.add(x, v),
+    "epsilon": lambda g, x, v: g.rmsnorm(cudnn.norm_forward_phase.INFERENCE, x, g.tensor(dim=[1, 3], stride=[3, 1], name="s"), epsilon=v)[0],
+}
+"""Every way to give an op a number (that is not an integer by nature)."""
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_numbers_of_every_kind(name):
+    """NumPy's scalars count as the numbers that they are; what no float or 64-bit integer holds is refused with a typed error, like what is none."""
+
+    def text(value):
+        g = graph()
+        SCALARS[name](g, g.tensor(dim=[2, 3], stride=[3, 1], name="x"), value).set_output(True)
+        g.validate()
+        return str(g)
+
+    assert text(0.5) == text(np.float32(0.5)) == text(np.float16(0.5)) == text(np.float64(0.5)) == text(Fraction(1, 2))
+    for beyond in (10**400, Fraction(10**400)):
+        with pytest.raises(cudnn.ValidationError):
+            text(beyond)
+    for none in ("1", 1j, np.complex64(1), None if name == "operand" else "x", [0.5], np.ones(3)):
+        with pytest.raises(TE) as caught:
+            text(none)
+        assert isinstance(caught.value, cudnn.GraphError)
 
 
 def test_a_tensor_of_another_graph():

@@ -12,6 +12,7 @@ import pytest
 import graphdnn as cudnn
 from graphdnn import data_type, heur_mode, reduction_mode, scalar_type
 from graphdnn.ir import jsontext
+from graphdnn.opspecs import registry
 
 F32 = data_type.FLOAT
 
@@ -300,6 +301,32 @@ def test_unknown_op_is_not_supported():
     g = cudnn.pygraph(device="cpu")
     with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="TELEPORT"):
         g.deserialize(_with(_set("nodes", 0, "tag", "TELEPORT")))
+
+
+def test_internal_ops_are_not_supported():
+    """What only expansions make is refused before its attributes are read; every other attribute of an op has a reader."""
+    internal = {tag for tag, spec in registry.every().items() if spec.internal}
+    assert internal == {"WINDOW"}
+    for tag, spec in registry.every().items():
+        node = {"tag": tag, "inputs": dict.fromkeys(spec.inputs, "x"), "outputs": dict.fromkeys(spec.outputs, "y")}
+        text = json.dumps({"context": {}, "tensors": {}, "nodes": [node]})
+        with pytest.raises(cudnn.GraphError) as caught:
+            cudnn.pygraph(device="cpu").deserialize(text)
+        assert isinstance(caught.value, cudnn.cudnnGraphNotSupportedError) == (tag in internal), tag
+        if tag not in internal:
+            assert set(spec.attrs) <= set(jsontext._READERS), tag
+
+
+def test_a_graph_of_one_resample():
+    """Null is no fraction, and no attribute is written that nobody reads."""
+    g = cudnn.pygraph(device="cpu", io_data_type=F32, compute_data_type=F32)
+    g.resample(g.tensor(dim=[1, 2, 4, 4], layout="row", name="x"), "MAXPOOL", [2, 2], generate_index=True)[0].set_output(True)
+    assert "generate_index" not in str(g)
+    for ratio in ([[None, 1], [2, 1]], [[2], [2, 1]], [[2, 1], [2, 1, 1]], [2, 2], [["2", 1], [2, 1]], 2):
+        found = json.loads(str(g))
+        found["nodes"][0]["ratio"] = ratio
+        with pytest.raises(cudnn.ValidationError, match="ratio"):
+            cudnn.pygraph(device="cpu").deserialize(json.dumps(found))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '"text"', "[" * 100_000, "{}", '{"context":{}}', "NaN"])
