@@ -10,6 +10,7 @@ from graphdnn.codegen.dialect import literal, substitute, to_register
 from graphdnn.codegen.tape import plain_number
 from graphdnn.dtypes import info
 from graphdnn.engines.attention_parts import AttentionText
+from graphdnn.opspecs import score_steps
 from graphdnn.opspecs.pointwise import POINTWISE
 
 MASK_BLOCK = 128
@@ -75,13 +76,10 @@ class ScoreText(AttentionText):
         return words
 
     def _reference(self, x: Any, names: Mapping[str, str], made: Sequence[str], row: str, col: str) -> str:
-        if not isinstance(x, str):
-            return literal(x, self.calc)
-        kind, _, number = x.partition(":")
-        if kind == "T":
-            tensor = self.problem.ports[f"SCORE_MOD_{number}"]
-            return to_register(self.broadcast(tensor, row, col), info(self.problem.graph.tensors[tensor].dtype).register, self.calc)
-        return made[int(x[1:])] if x.startswith("#") else names[x]
+        def loaded(port: str) -> str:
+            return to_register(self.broadcast(self.problem.ports[port], row, col), info(self.problem.tensor(port).dtype).register, self.calc)
+
+        return score_steps.meaning(x, lambda n: literal(n, self.calc), made, loaded, names)
 
     def keep(self, row: str = "row", col: str = "col", inside: bool = False) -> str:
         """Text that is true where a score counts; empty where every one does. ``inside``: ``col`` is known to lie before the batch's length."""

@@ -9,12 +9,13 @@ from graphdnn.dtypes import data_type
 from graphdnn.errors import KindError, NotSupportedError, ValidationError, explain
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir.node import NodeDecl
+from graphdnn.opspecs import score_steps
 from graphdnn.opspecs.attention_parts import SCORE_PORTS
+from graphdnn.opspecs.score_steps import Step
 
 if TYPE_CHECKING:
     from graphdnn.frontend.pygraph import pygraph
 
-Step = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 _WHOLE = ("ADD", "SUB", "MUL", "MIN", "MAX", "ABS", "NEG", "IDENTITY", "MOD", "GEN_INDEX", "BINARY_SELECT")
 """Modes that give the same number in floats as in integers (below 2**24)."""
 
@@ -53,7 +54,7 @@ class ScoreTape:
         if not isinstance(result, Tensor):
             raise KindError(explain(f"{what} returned something else", node=self.node, expected="a graph tensor", found=repr(result)[:80]))
         producers = {t: n for n in self.scratch._nodes for t in n.outputs.values() if isinstance(t, Tensor)}
-        if self._reference(what, result, producers) != f"#{len(self._steps) - 1}":
+        if self._reference(what, result, producers) != score_steps.result(len(self._steps) - 1):
             self._steps.append(("IDENTITY", (self._reference(what, result, producers),), ()))
         return tuple(self._steps)
 
@@ -71,7 +72,7 @@ class ScoreTape:
             todo.pop()
             if node is not None and at not in self._known:
                 self._steps.append(self._step(what, node))
-                self._known[at] = f"#{len(self._steps) - 1}"
+                self._known[at] = score_steps.result(len(self._steps) - 1)
         return self._known.get(t) or self._outside(t)
 
     def _outside(self, t: Tensor) -> Any:
@@ -80,7 +81,7 @@ class ScoreTape:
             return t.value if t._number is None else t._number
         for port, known in self.tensors.items():
             if known is t:
-                return f"T:{port.rpartition('_')[2]}"
+                return score_steps.tensor(port)
         if len(self.tensors) == len(SCORE_PORTS):
             text = "a score_mod may use so many tensors of the graph"
             raise NotSupportedError(explain(text, node=self.node, expected=f"at most {len(SCORE_PORTS)}", found=f"also '{t.name}'"))
@@ -101,7 +102,7 @@ class ScoreTape:
 
     def _check_index(self, what: str, node: NodeDecl, inputs: tuple[Any, ...]) -> None:
         axis = node.attrs["axis"]
-        if not isinstance(inputs[0], str) or inputs[0].startswith("T:"):
+        if score_steps.parsed(inputs[0])[0] in ("number", "tensor"):
             text = f"{what} asks for indices of another tensor than the scores"
             raise NotSupportedError(explain(text, node=node.name, expected="gen_index of the scores or of what is made of them", found=inputs[0]))
         if not -4 <= axis < 4:

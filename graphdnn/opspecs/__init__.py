@@ -11,7 +11,8 @@
       batchnorm.py   BATCHNORM, BATCHNORM_INFERENCE, DBN, GENSTATS, BN_FINALIZE, DBN_WEIGHT
       attention_fp8.py, attention_mxfp8.py   the same on 8-bit floats, expanded
       attention.py   SDPA, SDPA_BWD; attention_rules.py: shapes and types; attention_reference.py: the formulas; attention_bounds.py: their error
-                     bounds; attention_parts.py: what these share; score_grad.py: derivatives of a score_mod
+                     bounds; attention_parts.py: what these share; score_steps.py: the steps of a score_mod; score_grad.py:
+                     their derivatives
       softmax.py     SOFTMAX, LOG_SOFTMAX, LOGSUMEXP and their gradients
       movement.py    RESHAPE, TRANSPOSE, SLICE, CONCATENATE; window.py: WINDOW, which only expansions make
       resample.py    RESAMPLE, RESAMPLE_BPROP; sampling.py: their attributes; resample_steps.py: what they expand to

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphdnn.ir.node import Node
 from graphdnn.ir.tensor import Dims
-from graphdnn.opspecs import folds
+from graphdnn.opspecs import folds, score_steps
 from graphdnn.opspecs.attention_parts import Problem, Steps, slopes
 from graphdnn.opspecs.attention_reference import Scores
 from graphdnn.opspecs.evaluate import evaluate
@@ -87,11 +87,7 @@ class ScoreSpans:
         shape = self.problem.sizes.scores
 
         def operand(x: Any) -> Span:
-            if not isinstance(x, str):
-                return self.arithmetic.constant(x)
-            if x.startswith("#"):
-                return made[int(x[1:])]
-            return self.inputs[f"SCORE_MOD_{x[2:]}"] if x.startswith("T:") else names[x]
+            return score_steps.meaning(x, self.arithmetic.constant, made, self.inputs.__getitem__, names)
 
         for mode, inputs, attrs in steps:
             row, given = POINTWISE[mode], dict(attrs)

@@ -25,8 +25,7 @@ PAGES = {"K": "Page_table_K", "V": "Page_table_V"}
 INTEGERS = ("SEQ_LEN_Q", "SEQ_LEN_KV", "Seed", "Offset", *PAGES.values())
 """Ports that take INT32 or INT64."""
 Steps = Sequence[tuple[str, Sequence[Any], Sequence[tuple[str, Any]]]]
-"""A score_mod: (pointwise mode, references of its inputs, attributes) of every step. A reference is a number, "T:i" (port SCORE_MOD_i), "#i" (result
-of step i), "S" (what is modified: the score, or in a score_mod_bprop the gradient of the modified score), "P" (there: the score before score_mod)."""
+"""A score_mod: (pointwise mode, references of its inputs, attributes) of every step (:mod:`graphdnn.opspecs.score_steps`)."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class Problem:
         """1.0 where a random number keeps a weight (also where a mask hides it), else 0.0."""
         index = np.arange(int(np.prod(self.sizes.scores))).reshape(self.sizes.scores)
         seed, offset = (int(np.asarray(self.inputs[p]).reshape(())) for p in ("Seed", "Offset"))
-        return np.asarray(philox.uniform(seed, offset, index) >= np.float32(self.attrs["dropout_probability"]), np.float64)
+        return np.asarray(philox.uniform(seed, offset, index) >= self.attrs["dropout_probability"], np.float64)
 
     def dropout(self) -> Array | None:
         """Factors of the weights; None where none are dropped."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphdnn.ir.node import Node
 from graphdnn.ir.tensor import Dims
-from graphdnn.opspecs import formula
+from graphdnn.opspecs import formula, score_steps
 from graphdnn.opspecs.attention_parts import INTEGERS, SCORE_PORTS, Problem, Steps, slopes
 from graphdnn.opspecs.formula import Arrays
 from graphdnn.opspecs.pointwise import POINTWISE
@@ -38,11 +38,9 @@ def modified(steps: Steps, names: Arrays, tensors: Arrays, node: Node) -> Array:
     shape = names["S"].shape
 
     def operand(x: Any) -> Array:
-        if not isinstance(x, str):
-            return np.broadcast_to(np.float64(x), shape)
-        if x.startswith("#"):
-            return made[int(x[1:])]
-        return np.broadcast_to(tensors[f"SCORE_MOD_{x[2:]}"], shape) if x.startswith("T:") else names[x]
+        return score_steps.meaning(
+            x, lambda n: np.broadcast_to(np.float64(n), shape), made, lambda port: np.broadcast_to(tensors[port], shape), names
+        )
 
     for mode, inputs, attrs in steps:
         row = POINTWISE[mode]

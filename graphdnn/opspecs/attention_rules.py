@@ -6,15 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from graphdnn.dtypes import data_type, info
 from graphdnn.errors import BuildError, NotSupportedError, ValidationError, explain
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
-from graphdnn.opspecs import shapes
+from graphdnn.opspecs import score_steps, shapes
 from graphdnn.opspecs.attention_parts import INTEGERS, MASK_BLOCK, PAGES, SCORE_PORTS, Sizes, sizes
 
 RAGGED = ("Q", "K", "V", "O", "dO", "Stats", "Max", "Sum_exp", "dQ", "dK", "dV", *PAGES.values())
 """Ports whose tensors may be packed."""
+FLOATS = ("Q", "K", "V", "O", "dO", "dO_f16", "Stats", "Max", "Sum_exp", "dQ", "dK", "dV", "SINK_TOKEN", "DSINK_TOKEN", "dBias", "dS_max")
+"""Ports that take float types alone, as those do whose names begin with Amax_."""
 
 
 def refuse(
@@ -92,9 +96,8 @@ def masks(node: NodeDecl, size: Sizes) -> None:
     """Lengths, bounds, dropout, biases, tensors of a score_mod: what forward and backward share."""
     _lengths(node, size)
     _bounds(node)
-    p = node.attrs.get("dropout_probability")
-    if p is not None and not 0.0 <= p < 1.0:
-        raise ValidationError(explain("the dropout probability is out of range", node=node.label, expected="0 <= p < 1", found=p))
+    _dropout(node)
+    score_steps.check(node)
     for port in ("Bias", "dBias", "Dropout_mask", *SCORE_PORTS):
         broadcasts(node, port, size.scores)
     for port in ("Seed", "Offset", "Attn_scale", "Dropout_scale", "Dropout_scale_inv"):
@@ -124,6 +127,29 @@ def _lengths(node: NodeDecl, size: Sizes) -> None:
         if t.ragged_offset is not None and not padded:
             text = f"{port} is packed, which needs a padding mask"
             raise refuse(node, port, text, "seq_len_q and seq_len_kv", NotSupportedError, "a ragged offset", "use_padding_mask=True")
+
+
+def _dropout(node: NodeDecl) -> None:
+    """One way to drop weights, with all that it needs. The probability becomes the float32 that numbers, which are drawn in float32, are compared
+    with and that the scale of what is left is made of: 0 <= p < 1 before and after it is rounded."""
+    drawn, backward = ("dropout_probability", "Seed", "Offset"), ("Dropout_scale_inv",) if node.op.endswith("_BWD") else ()
+    masked = ("Dropout_mask", "Dropout_scale", *backward)
+    have = {name for name in (*drawn, *masked) if name in node.inputs or node.attrs.get(name) is not None}
+    if have & set(drawn) and have & set(masked):
+        rule, expected = "dropout is asked for in two ways", f"{', '.join(drawn)}, or {', '.join(masked)}"
+        raise ValidationError(explain(rule, node=node.label, expected=expected, found=", ".join(sorted(have))))
+    for whole in (drawn, masked):
+        missing = [name for name in whole if name not in have]
+        if missing and len(missing) < len(whole):
+            rule = f"dropout lacks {', '.join(missing)}"
+            raise ValidationError(explain(rule, node=node.label, expected=", ".join(whole), found=", ".join(n for n in whole if n in have)))
+    p = node.attrs.get("dropout_probability")
+    if p is None:
+        return
+    if not 0.0 <= p < 1.0 or float(np.float32(p)) == 1.0:
+        rule, expected = "the dropout probability is out of range", "0 <= p < 1, also when it is rounded to float32"
+        raise ValidationError(explain(rule, node=node.label, expected=expected, found=p))
+    node.attrs["dropout_probability"] = float(np.float32(p))
 
 
 def _bounds(node: NodeDecl) -> None:
@@ -169,7 +195,7 @@ def check(node: NodeDecl) -> None:
         if port == "Bias" and t.dtype is data_type.BOOLEAN:
             rule = "a bias is added; a mask of booleans is none"
             raise refuse(node, port, rule, "a float type", NotSupportedError, "BOOLEAN", "score_mod with binary_select")
-        if port in ("Q", "K", "V", "O", "dO", "Stats", "dQ", "dK", "dV", "SINK_TOKEN", "DSINK_TOKEN", "dBias") and kind != "f":
+        if (port in FLOATS or port.startswith("Amax_")) and kind != "f":
             raise refuse(node, port, f"{port} has the wrong data type", "a float type", NotSupportedError, t.dtype.name)
 
 

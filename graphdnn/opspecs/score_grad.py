@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphdnn.errors import NotSupportedError, explain
+from graphdnn.opspecs.score_steps import Step, result
 
-Step = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 Emit = Callable[..., str]
 Rule = Callable[[Emit, str, tuple[Any, ...], str], tuple[Any, ...]]
 """rule(emit, gradient of the result, references of the inputs, reference of the result): gradients of the inputs; None: there is none."""
@@ -54,6 +54,8 @@ _RULES: dict[str, Rule] = {
 } | {mode: lambda e, g, x, y: (None,) * len(x) for mode in _FLAT}
 _ACTIVATIONS = ("RELU", "TANH", "SIGMOID", "ELU", "GELU", "GELU_APPROX_TANH", "SOFTPLUS", "SWISH")
 """Each has a mode of its own for its gradient, with the same attributes."""
+REFUSED = tuple(f"{name}_BWD" for name in _ACTIVATIONS)
+"""Modes without a rule: second derivatives of activations. A test holds that every mode of the table is here or has a rule."""
 
 
 def gradient_steps(attrs: Any) -> tuple[Step, ...]:
@@ -72,19 +74,19 @@ def derived(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
     def emit(mode: str, *inputs: Any, attrs: tuple[tuple[str, Any], ...] = ()) -> str:
         made.append((mode, inputs, attrs))
-        return f"#{len(made) - 1}"
+        return result(len(made) - 1)
 
     moving = {"P"}
     for i, (_, inputs, _) in enumerate(made):
         if any(x in moving for x in inputs):
-            moving.add(f"#{i}")
-    gradients: dict[str, str] = {f"#{len(steps) - 1}": "S"}
+            moving.add(result(i))
+    gradients: dict[str, str] = {result(len(steps) - 1): "S"}
     for i in range(len(steps) - 1, -1, -1):
-        g = gradients.get(f"#{i}")
-        if g is None or f"#{i}" not in moving:
+        g = gradients.get(result(i))
+        if g is None or result(i) not in moving:
             continue
         mode, inputs, attrs = made[i]
-        for x, part in zip(inputs, _inputs(emit, g, made[i], f"#{i}", moving), strict=True):
+        for x, part in zip(inputs, _inputs(emit, g, made[i], result(i), moving), strict=True):
             if part is not None and x in moving:
                 gradients[x] = part if x not in gradients else emit("ADD", gradients[x], part)
     last = gradients.get("P")

@@ -252,7 +252,7 @@ def test_wrong_kinds():
 
 
 # ------------------------------------------------------------------------------------------------------------------------------- 8-bit floats
-def fp8(device="sm_90", d=64, out=D.FP8_E4M3, place=True, ragged=False, **more):
+def fp8(device="sm_90", d=64, out=D.FP8_E4M3, place=True, ragged=False, amax=D.FLOAT, **more):
     built = Built(device=device, dtype=D.FP8_E4M3, d=d, d_v=d)
     if ragged:
         built.ragged(built.q)
@@ -261,7 +261,7 @@ def fp8(device="sm_90", d=64, out=D.FP8_E4M3, place=True, ragged=False, **more):
     o, _, *largest = built.g.sdpa_fp8(built.q, built.k, built.v, *scales, attn_scale=0.1, generate_stats=False, **more)
     o.set_dim(built.dims["o"]).set_stride(row_major(built.dims["o"])).set_output(True).set_data_type(out)
     for t in largest:
-        t.set_output(True).set_data_type(D.FLOAT)
+        t.set_output(True).set_data_type(amax)
         if place:
             t.set_dim((1, 1, 1, 1)).set_stride((1, 1, 1, 1))
     built.g.build_operation_graph()
