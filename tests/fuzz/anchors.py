@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from graphdnn.ir import layout
 from tests.fuzz.program import Dims, Op
 from tests.fuzz.shapes import Value
-from tests.helpers import Data
+from tests.helpers import Data, given
 
 if TYPE_CHECKING:
     from tests.fuzz.generator import Generator
@@ -40,6 +40,11 @@ def operand(g: Generator, dim: Sequence[int], dtype: str | None = None) -> Value
     g.ops.append(op)
     held = g.intermediate or ("FLOAT" if g.kind([made], "") == "f" else "INT32")
     return g.add(Value(op.out, made.dim, None, "i" if "INT" in held else "f", held))
+
+
+def integers(g: Generator, dim: Dims, values: Any, dtype: str = "INT32") -> str:
+    """A buffer of these integers."""
+    return g.buffer(dim, dtype, given(values)).name
 
 
 def number(g: Generator, value: float) -> str | float:
@@ -73,7 +78,8 @@ def convolution(g: Generator) -> None:
     """fprop, dgrad or wgrad: groups, strides, dilation, uneven and negative padding, both modes."""
     r, x = g.r, image(g)
     n, c, *space = x.dim
-    groups = r.choice([d for d in range(1, c + 1) if c % d == 0])
+    divisors = [d for d in range(1, c + 1) if c % d == 0]
+    groups = r.choice(divisors[1:-1] or divisors) if r.random() < 0.4 else r.choice(divisors)
     k = groups * r.choice((1, 2, 3))
     motion: dict[str, list[int]] = {"pre_padding": [], "post_padding": [], "stride": [], "dilation": []}
     taps, out = [], []
@@ -98,7 +104,23 @@ def convolution(g: Generator) -> None:
     else:
         operands, dim = [x, operand(g, y, _partner(g, x))], w
     op = Op(method, tuple(v.name for v in operands), g.name(), own, g.node_compute(), out_dim=None if method == "conv_fprop" else dim)
+    op = replace(op, tags=_kinds_of_convolution(motion, groups, c))
     g.emit(op, dim, channels_last(dim), g.kind(operands, ""))
+
+
+def _kinds_of_convolution(motion: dict[str, list[int]], groups: int, channels: int) -> tuple[str, ...]:
+    """What it is an example of."""
+    padding = motion["pre_padding"], motion["post_padding"]
+    has = {
+        f"{len(motion['stride'])}-D": True,
+        "groups": 1 < groups < channels,
+        "depthwise": 1 < groups == channels,
+        "strided": max(motion["stride"]) > 1,
+        "dilated": max(motion["dilation"]) > 1,
+        "uneven padding": padding[0] != padding[1],
+        "negative padding": min(map(min, padding)) < 0,
+    }
+    return tuple(name for name, found in has.items() if found)
 
 
 def _partner(g: Generator, x: Value) -> str | None:
@@ -115,6 +137,7 @@ def normalization(g: Generator) -> None:
     tensors = {"input": x.name, "scale": parameter(g, scale), "bias": parameter(g, scale)}
     own: dict[str, Any] = {"epsilon": number(g, 1e-2)} | ({"num_groups": groups} if method == "groupnorm" else {})
     extra: list[tuple[int, str, bool]] = []
+    tags: tuple[str, ...] = ()
     if method == "batchnorm_inference":
         own, given = {}, {"mean": parameter(g, scale), "inv_variance": parameter(g, scale, POSITIVE)}
         tensors |= given
@@ -122,6 +145,7 @@ def normalization(g: Generator) -> None:
         running = g.r.random() < 0.5
         pair = {"in_running_mean": parameter(g, scale), "in_running_var": parameter(g, scale, POSITIVE)} if running else {}
         tensors |= pair
+        tags = ("running",) if running else ()
         own |= {"momentum": number(g, 0.25)} if running else dict.fromkeys(("in_running_mean", "in_running_var", "momentum"))
         extra = _some(g, range(1, 5 if running else 3))
     else:
@@ -130,7 +154,7 @@ def normalization(g: Generator) -> None:
         extra = _some(g, range(1, 2 if method == "rmsnorm" else 3)) if phase == "TRAINING" else []
         if method in ("rmsnorm", "adalayernorm") and g.r.random() < 0.5:
             tensors.pop("bias")
-    g.emit(call(g, method, tensors, own, extra), x.dim, x.stride, "f")
+    g.emit(replace(call(g, method, tensors, own, extra), tags=tags), x.dim, x.stride, "f")
 
 
 def normalization_backward(g: Generator) -> None:
@@ -173,8 +197,10 @@ def _some(g: Generator, indices: Sequence[int]) -> list[tuple[int, str, bool]]:
 def call(g: Generator, method: str, tensors: dict[str, str], own: dict[str, Any], extra: Sequence[tuple[int, str, bool]] = ()) -> Op:
     """A call with everything by keyword; names of by-value numbers count as tensors."""
     named = {k: v for k, v in own.items() if isinstance(v, str) and v.startswith("x")}
-    names = tensors | named | {f"{k}.{i}": x for k, v in own.items() if k == "dropout" for i, x in enumerate(v) if i}
-    op = Op(method, (), g.name(), {k: v[0] if k == "dropout" else v for k, v in own.items() if k not in names}, g.node_compute(), tensors=names)
+    names = tensors | named | {f"{k}.{i}": x for k, v in own.items() if k == "dropout" for i, x in enumerate(v) if isinstance(x, str)}
+    plain = {k: v for k, v in own.items() if k not in names and k != "dropout"}
+    plain |= {"dropout": [x for x in own["dropout"] if not isinstance(x, str)]} if "dropout" in own else {}
+    op = Op(method, (), g.name(), plain, g.node_compute(), tensors=names)
     return replace(op, extra=tuple((i, name or f"{op.out}_{i}", output) for i, name, output in extra))
 
 

@@ -17,7 +17,7 @@ from graphdnn.opspecs.pointwise import POINTWISE
 from graphdnn.opspecs.reduction import REDUCTION
 from tests.fuzz.anchors import FAMILIES
 from tests.fuzz.blocks import MORE
-from tests.fuzz.program import Dims, Input, Op, Program
+from tests.fuzz.program import Dims, Input, Op, Program, needed
 from tests.fuzz.shapes import USUAL, Limits, Shapes, Value, overlaps
 from tests.helpers import Data
 
@@ -29,6 +29,8 @@ NONZERO = {"div", "mod", "reciprocal"}
 """Methods whose last operand is mostly made non-zero."""
 METHODS = {m.method: (m.args, m.params) for row in POINTWISE.values() for m in (row, *row.aliases)}
 """Method -> (operands, other keywords)."""
+MANY = {"attention": 2.9, "convolution": 1.7, "normalization": 1.3, "resampling": 1.2}
+"""Families that are drawn oftener, for their many options."""
 NUMBERS = {"negative_slope": (0.0, 0.1, -0.5), "lower_clip": (0.0, -0.5, 0.25), "upper_clip": (6.0, 1.0, 0.75), "swish_beta": (0.5, 1.5, -1.0)}
 """Values of keywords; a new keyword in the table needs a line here."""
 
@@ -48,15 +50,19 @@ class Generator(Shapes):
         self.compute = self.r.choice((None, None, None, "FLOAT", "DOUBLE"))
 
     # ------------------------------------------------------------------------------------------------------------------------- inputs
-    def buffer(self, dim: Dims, dtype: str | None = None, data: Data | None = None) -> Value:
+    def buffer(self, dim: Dims, dtype: str | None = None, data: Data | None = None, stride: Dims | None = None, ragged: str = "") -> Value:
         """A new input tensor."""
         r, name = self.r, f"x{len(self.inputs)}"
         dtype = dtype or r.choice(FLOATS if r.random() < 0.75 else INTS)
-        stride = self.strides(dim, repeat=True)
+        stride = self.strides(dim, repeat=True) if stride is None else stride
         offset = r.choice((0, 0, 0, 1, 2, 3, 4, 8))
         alignment = r.choice((0, 1)) if offset else r.choice((0, 0, 1, 4))
-        self.inputs.append(Input(name, dim, stride, dtype, "buffer", offset, alignment, data=data or self.data(dtype)))
+        self.inputs.append(Input(name, dim, stride, dtype, "buffer", offset, alignment, data=data or self.data(dtype), ragged=ragged))
         return self.add(Value(name, dim, stride, _kind(dtype), dtype))
+
+    def input_of(self, name: str) -> Input:
+        """The input of this name."""
+        return next(i for i in self.inputs if i.name == name)
 
     def data(self, dtype: str) -> Data:
         """Values for an input: normal, a grid that low precision holds exactly, or a narrow range."""
@@ -223,7 +229,8 @@ class Generator(Shapes):
             return
         other = [1 if r.random() < 0.3 else d for d in batch]
         b = self.buffer((*other, k, n), None if r.random() < 0.5 or a.dtype == "BOOLEAN" else a.dtype)
-        op = Op("matmul", (a.name, b.name), self.name(), {}, self.node_compute())
+        tags = (f"{a.dtype} x {b.dtype}", *(["mixed"] if a.dtype != b.dtype else []))
+        op = Op("matmul", (a.name, b.name), self.name(), {}, self.node_compute(), tags=tags)
         dim = (*np.broadcast_shapes(tuple(batch), tuple(other)), m, n)
         self.emit(op, dim, layout.packed(dim), self.kind([a, b], ""))
 
@@ -236,7 +243,8 @@ class Generator(Shapes):
     def anchor(self) -> None:
         """An op of one of the families."""
         draw = FAMILIES | MORE
-        draw[self.r.choice(sorted(draw))](self)
+        names = sorted(draw)
+        draw[self.r.choices(names, [MANY.get(n, 1.0) for n in names])[0]](self)
 
     def movement(self) -> None:
         r = self.r
@@ -336,8 +344,7 @@ class Generator(Shapes):
                 op, _ = self.storable(replace(op, output=True), value.dim, op.out_stride or value.stride)
                 self.expect.pop(op.out, None) if op.out_dim else None
                 self.ops[i] = replace(op, out_dtype=op.out_dtype or r.choice(FLOATS))
-        used = {a for o in self.ops for a in o.reads}
-        inputs = tuple(i for i in self.inputs if i.name in used)
+        inputs = needed(tuple(self.inputs), self.ops)
         binding = r.choice(("numpy", "pointer", "torch"))
         return Program(inputs, tuple(self.ops), None, self.intermediate, self.compute, self.seed, binding, self.expect)
 

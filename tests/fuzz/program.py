@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import graphdnn
 from graphdnn.dtypes import data_type
 from graphdnn.frontend.names import convolution_mode
 from graphdnn.ir.layout import packed
+from tests.attention_cases import SCORE_MODS
 from tests.helpers import Data, Outcome, check_graph
 
 Dims = tuple[int, ...]
@@ -18,7 +21,8 @@ Dims = tuple[int, ...]
 @dataclass(frozen=True)
 class Input:
     """A tensor the user declares. ``mode``: buffer, by_value (a number in the pack), runtime (``tensor_scalar`` with a stored value) or constant
-    (compile time). ``offset``: elements between an aligned address and the tensor. ``alignment``: bytes to declare, 0 keeps the default."""
+    (compile time). ``offset``: elements between an aligned address and the tensor. ``alignment``: bytes to declare, 0 keeps the default.
+    ``ragged``: the name of a packed tensor's offsets."""
 
     name: str
     dim: Dims
@@ -29,6 +33,16 @@ class Input:
     alignment: int = 0
     value: float | int = 0
     data: Data = field(default_factory=Data)
+    ragged: str = ""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that is given by keyword for a result to be written to, row-major FLOAT."""
+
+    argument: str
+    name: str
+    dim: Dims
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,8 @@ class Op:
 
     ``args``: names of tensors, or numbers, in the order of the method's operands; ``tensors``: those given by keyword. ``out_*``: what is set on the
     result (dtype None, dim None, stride None: left to inference), the first one if there are several; ``extra``: (index, name, whether it is an
-    output) of others."""
+    output) of others; ``further``: (index, name, dims, strides) of others that are outputs; ``made``: outputs given by keyword. ``ragged``: names of
+    packed results and of their offsets. ``tags``: what the op is an example of, beside what its arguments say."""
 
     method: str
     args: tuple[str | float | int, ...]
@@ -52,17 +67,25 @@ class Op:
     tensors: dict[str, str] = field(default_factory=dict)
     extra: tuple[tuple[int, str, bool], ...] = ()
     extra_dtype: str | None = None
-    further: tuple[tuple[int, str, Dims], ...] = ()
+    further: tuple[tuple[int, str, Dims, Dims], ...] = ()
+    made: tuple[Made, ...] = ()
+    ragged: dict[str, str] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of the tensors that it takes."""
-        return (*(a for a in self.args if isinstance(a, str)), *self.tensors.values())
+        return (*(a for a in self.args if isinstance(a, str)), *self.tensors.values(), *self.ragged.values())
 
     @property
     def results(self) -> tuple[str, ...]:
         """Names of what it makes."""
-        return (self.out, *(name for _, name, _ in self.extra), *(name for _, name, _ in self.further))
+        return (self.out, *(name for _, name, _ in self.extra), *(name for _, name, _, _ in self.further), *(m.name for m in self.made))
+
+    @property
+    def lasting(self) -> bool:
+        """Whether one of its results is an output."""
+        return bool(self.output or self.further or self.made or any(output for _, _, output in self.extra))
 
 
 @dataclass(frozen=True)
@@ -93,7 +116,9 @@ class Program:
                     **o,
                     "args": tuple(o["args"]),
                     "extra": tuple(map(tuple, o["extra"])),
-                    "further": tuple((i, n, tuple(d)) for i, n, d in o["further"]),
+                    "further": tuple((i, n, tuple(d), tuple(s)) for i, n, d, s in o["further"]),
+                    "made": tuple(Made(**{**m, "dim": tuple(m["dim"])}) for m in o["made"]),
+                    "tags": tuple(o["tags"]),
                     "out_dim": _dims(o["out_dim"]),
                     "out_stride": _dims(o["out_stride"]),
                 }
@@ -121,6 +146,13 @@ class Program:
         return replace(self, expect={})
 
 
+def needed(inputs: tuple[Input, ...], ops: Iterable[Op]) -> tuple[Input, ...]:
+    """The inputs that the ops read, and the offsets of packed ones among them."""
+    read = {a for o in ops for a in o.reads}
+    read |= {i.ragged for i in inputs if i.name in read}
+    return tuple(i for i in inputs if i.name in read)
+
+
 def _dims(value: list[int] | None) -> Dims | None:
     return None if value is None else tuple(value)
 
@@ -139,6 +171,8 @@ def declare(program: Program, graph: Any) -> dict[str, Any]:
             continue
         t = graph.tensor(dim=list(i.dim), stride=list(i.stride), data_type=_dtype(i.dtype), is_pass_by_value=i.mode == "by_value", name=i.name)
         tensors[i.name] = t.set_alignment(i.alignment) if i.alignment else t
+        if i.ragged:
+            t.set_ragged_offset(tensors[i.ragged])
     for op in program.ops:
         tensors |= _call(op, graph, tensors)
     return tensors
@@ -160,7 +194,12 @@ def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     kwargs = {k: ENUMS[k][v] if k in ENUMS else v for k, v in op.kwargs.items()}
     for k, name in op.tensors.items():
         argument, _, member = k.partition(".")
-        kwargs[argument] = tensors[name] if not member else (*(kwargs[argument] if member != "1" else (kwargs[argument],)), tensors[name])
+        if argument != "score_mod":
+            kwargs[argument] = tensors[name] if not member else (*kwargs.get(argument, ()), tensors[name])
+    if "score_mod" in kwargs:
+        kwargs["score_mod"] = partial(_score, SCORE_MODS[kwargs["score_mod"]], tensors.get(op.tensors.get("score_mod.extra", "")))
+    for m in op.made:
+        kwargs[m.argument] = tensors[m.name] = graph.tensor(dim=list(m.dim), stride=list(packed(m.dim)), data_type=data_type.FLOAT, name=m.name)
     if op.method in MODES:
         kwargs["mode"] = MODES[op.method][kwargs["mode"]]
     if "slices" in kwargs:
@@ -179,10 +218,17 @@ def _call(op: Op, graph: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         first.set_stride(list(op.out_stride))
     if op.output:
         first.set_output(True)
-    for i, _, dim in op.further:
-        results[i].set_dim(list(dim)).set_stride(list(packed(dim)))
-    others = [*op.extra, *((i, name, True) for i, name, _ in op.further)]
-    return {op.out: first} | {name: _extra(results[i], name, output, op.extra_dtype) for i, name, output in others}
+    for i, _, dim, stride in op.further:
+        results[i].set_dim(list(dim)).set_stride(list(stride))
+    others = [*op.extra, *((i, name, True) for i, name, _, _ in op.further)]
+    found = {op.out: first} | {name: _extra(results[i], name, output, op.extra_dtype) for i, name, output in others}
+    for name, offsets in op.ragged.items():
+        found[name].set_ragged_offset(tensors[offsets])
+    return found | {m.name: tensors[m.name] for m in op.made}
+
+
+def _score(modify: Callable[[Any, Any, Any], Any], extra: Any, graph: Any, score: Any) -> Any:
+    return modify(graph, score, extra)
 
 
 def _extra(result: Any, name: str, output: bool, dtype: str | None) -> Any:

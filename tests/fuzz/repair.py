@@ -16,7 +16,7 @@ import graphdnn
 from graphdnn import reference
 from graphdnn.ir.layout import packed
 from tests.fuzz.generator import METHODS, generate
-from tests.fuzz.program import Input, Op, Program, declare
+from tests.fuzz.program import Input, Op, Program, declare, needed
 from tests.fuzz.shapes import Limits
 from tests.helpers import Setup
 
@@ -51,14 +51,15 @@ def first_bad(program: Program) -> tuple[Op, tuple[int, ...]] | None:
     results = reference.run_with_error(g._opgraph, setup.feeds())
     ids = {t.name: i for i, t in enumerate(g._opgraph.tensors)}
     for op in program.ops:
-        if any(_odd(*results[ids[name]]) for name in op.results if name in ids and ids[name] in results):
+        plain = {a for o in program.ops for a in o.reads} | {op.out} - {*op.ragged}
+        if any(_odd(*results[ids[n]], finite=n in plain) for n in op.results if n in ids and ids[n] in results):
             return op, tuple(tensors[op.out].get_dim())
     return None
 
 
-def _odd(value: Any, bound: Any) -> bool:
-    """Whether too much of a tensor is not finite, or without a bound."""
-    odd = 0 if value.dtype.kind == "i" else np.count_nonzero(~np.isfinite(value))
+def _odd(value: Any, bound: Any, *, finite: bool) -> bool:
+    """Whether too much of a tensor is without a bound or, where that matters to what follows, not finite."""
+    odd = 0 if value.dtype.kind == "i" or not finite else np.count_nonzero(~np.isfinite(value))
     return bool(odd > ODD_SHARE * value.size or np.count_nonzero(np.isinf(bound)) > LOOSE_SHARE * value.size)
 
 
@@ -75,11 +76,10 @@ def repaired(program: Program, op: Op, dim: tuple[int, ...]) -> Program:
             lost |= set(o.results) - {op.out}
         else:
             rest.append(o)
-    if not any(o.output for o in rest):
+    if not any(o.lasting for o in rest):
         rest.append(Op("identity", (op.out,), "only", out_dtype="FLOAT", output=True))
     rest = _kept(rest)
-    read = {a for o in rest for a in o.reads}
-    return replace(program, inputs=tuple(i for i in (*program.inputs, cut) if i.name in read), ops=tuple(rest)).without_expectations()
+    return replace(program, inputs=needed((*program.inputs, cut), rest), ops=tuple(rest)).without_expectations()
 
 
 def _kept(ops: list[Op]) -> list[Op]:
@@ -87,7 +87,7 @@ def _kept(ops: list[Op]) -> list[Op]:
     wanted: set[str] = set()
     kept = []
     for o in reversed(ops):
-        if o.output or o.further or any(output for _, _, output in o.extra) or wanted & set(o.results):
+        if o.lasting or wanted & set(o.results):
             kept.append(o)
             wanted.update(o.reads)
     return kept[::-1]

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from graphdnn.errors import ExecutionError, GraphError
 from tests.fuzz.anchors import families
+from tests.fuzz.features import features, table
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
@@ -35,7 +36,8 @@ PATIENCE = 300.0
 @dataclass
 class Result:
     """Of one seed. ``problem`` is empty if all is well, else ``kind`` is "wrong" (numbers, damage, inference), "refused" (an error of graphdnn before
-    it ran) or "crashed" (any other error, the process gone or hung). ``families``: how many ops of each the graph has."""
+    it ran) or "crashed" (any other error, the process gone or hung). ``families``: how many ops of each the graph has;
+    ``features``: of what kinds they are."""
 
     seed: int
     problem: str = ""
@@ -46,6 +48,7 @@ class Result:
     excluded: int = 0
     seconds: float = 0.0
     families: dict[str, int] = field(default_factory=dict)
+    features: dict[str, int] = field(default_factory=dict)
 
 
 KINDS = ("wrong", "refused", "crashed")
@@ -64,6 +67,7 @@ def run_seed(seed: int, device: str) -> Result:
         program = tame(seed, limits_for(device))
         result.ops = len(program.ops)
         result.families = dict(Counter(families(program.ops)))
+        result.features = dict(Counter(features(program.ops)))
         outcome = check(program, device)
         result.elements, result.excluded = outcome.elements, outcome.excluded
     except Exception as error:
@@ -151,6 +155,7 @@ def report(results: list[Result], device: str, out: Path | None, *, shrinking: b
     print(f"{device:<10} {len(results):>7} {ops:>7} {elements:>10} {share:>13}{counts} {seconds:>8.1f}")
     drawn = sum((Counter(r.families) for r in results), Counter())
     print("ops by family: " + ", ".join(f"{name} {count}" for name, count in sorted(drawn.items())))
+    print(table(sum((Counter(r.features) for r in results), Counter())))
     problems = Counter(r.problem for r in failed)
     for problem, count in problems.most_common():
         seeds = [r.seed for r in failed if r.problem == problem]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from graphdnn.ir.layout import packed
-from tests.fuzz.program import Input, Program
+from tests.fuzz.program import Input, Program, needed
 
 BUDGET = 60
 """Programs tried."""
@@ -32,10 +32,10 @@ def candidates(program: Program) -> Iterator[Program]:
     program = program.without_expectations()
     yield from _without_an_output(program)
     for op in program.ops:
-        if op.out_stride is not None and op.out_dim is not None and op.out_stride != packed(op.out_dim):
+        if op.out_stride is not None and op.out_dim is not None and not op.ragged and op.out_stride != packed(op.out_dim):
             yield _with_op(program, op.out, out_stride=packed(op.out_dim), out_offset=0)
     for i in program.inputs:
-        if i.mode == "buffer" and (i.stride != packed(i.dim) or i.offset):
+        if i.mode == "buffer" and not i.ragged and (i.stride != packed(i.dim) or i.offset):
             yield _with_input(program, replace(i, stride=packed(i.dim), offset=0))
         if i.mode == "buffer" and i.dtype not in ("FLOAT", "INT32"):
             yield _with_input(program, replace(i, dtype="INT32" if "INT" in i.dtype or i.dtype == "BOOLEAN" else "FLOAT"))
@@ -63,10 +63,10 @@ def _live(program: Program) -> Program:
     wanted: set[str] = set()
     ops = []
     for op in reversed(program.ops):
-        if op.output or op.further or any(output for _, _, output in op.extra) or wanted & set(op.results):
+        if op.lasting or wanted & set(op.results):
             ops.append(op)
             wanted.update(op.reads)
-    return replace(program, ops=tuple(ops[::-1]), inputs=tuple(i for i in program.inputs if i.name in wanted))
+    return replace(program, ops=tuple(ops[::-1]), inputs=needed(program.inputs, ops))
 
 
 def _with_op(program: Program, name: str, **changes: object) -> Program:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from tests.fuzz.features import features, thin
+from tests.fuzz.generator import generate
 from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
 from tests.fuzz.run import limits_for, report, run
@@ -69,7 +73,7 @@ def test_the_programs_are_varied():
     from graphdnn.opspecs.reduction import REDUCTION
     from tests.fuzz.anchors import FAMILIES, families
     from tests.fuzz.blocks import MORE
-    from tests.fuzz.generator import FLOATS, INTS, generate
+    from tests.fuzz.generator import FLOATS, INTS
 
     programs = [generate(seed) for seed in range(400)]
     ops = [o for p in programs for o in p.ops]
@@ -88,6 +92,15 @@ def test_the_programs_are_varied():
     assert all(drawn.count(f) >= 20 for f in FAMILIES | MORE)
     chains = [p for p in programs for m in p.ops if m.method == "matmul" for r in p.ops if r.method == "reduction" and _reaches(p, m.out, r.out)]
     assert len(chains) >= 10, "matmul and then a reduction of what it gives"
+
+
+@pytest.mark.parametrize(("device", "count", "least", "of_attention"), [("cpu", 2000, 5, 15), ("cudasim", 1000, 1, 1)])
+def test_nothing_is_thin(device, count, least, of_attention):
+    """In the full budgets every size, option and layout of attention and every kind of every other family is drawn."""
+    counts = Counter(f for seed in range(count) for f in features(generate(seed, limits_for(device)).ops))
+    small = {"s_q 704", "s_kv 704"} if device == "cudasim" else set()
+    assert [f for f in thin(counts, least) if f.partition(": ")[2] not in small] == []
+    assert [f for f in thin(counts, of_attention) if f.startswith("attention") and f.partition(": ")[2] not in small] == []
 
 
 def _reaches(program: Program, start: str, goal: str) -> bool:
