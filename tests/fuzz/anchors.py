@@ -43,8 +43,8 @@ def operand(g: Generator, dim: Sequence[int], dtype: str | None = None) -> Value
 
 
 def integers(g: Generator, dim: Dims, values: Any, dtype: str = "INT32") -> str:
-    """A buffer of these integers."""
-    return g.buffer(dim, dtype, given(values)).name
+    """A buffer of these integers, each in a place of its own."""
+    return g.buffer(dim, dtype, given(values), g.strides(dim, repeat=False)).name
 
 
 def number(g: Generator, value: float) -> str | float:

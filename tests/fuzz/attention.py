@@ -105,7 +105,7 @@ def _problem(g: Generator) -> Problem:
     usual = [n for n in LENGTHS if n <= LONGEST]
     work, elements = (1 << 20, g.limits.elements) if g.limits.long else (1 << 13, 2 * g.limits.elements)
     while True:
-        s_q, s_kv = (r.choice(LENGTHS if r.random() < 0.6 else usual) for _ in range(2))
+        s_q, s_kv = (r.choice(LENGTHS if r.random() < 0.75 else usual) for _ in range(2))
         for tried in range(24):  # smaller and smaller around long sequences
             b, h = r.choice((1, 2, 3) if tried < 6 else (1, 1, 2)), r.choice((1, 2, 4) if tried < 12 else (1, 1, 2))
             d, d_v = (r.choice((1, 2, 3, 8, 16) if tried < 16 else (1, 1, 2)) for _ in range(2))
