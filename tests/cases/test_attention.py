@@ -1,6 +1,8 @@
-"""L7 L13 N3 N13: attention on views of one buffer, on strides that others assume, on tails of very negative scores, with both alignments."""
+"""L6 L7 L13 N3 N13: attention on views of one buffer, on strides that others assume, on tails of very negative scores, with both alignments."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,13 +38,15 @@ def bhsd(*dim):
     return dim, (h * s * d, s * d, d, 1)
 
 
-def test_L7_views_of_one_buffer(device):
-    """q is heads 0 to 15 of 18, k and v one head each, at odd places of the buffer: rows of 1152 elements, one head of k for 16 of q."""
+@pytest.mark.parametrize("begin", [0, 1], ids=["aligned", "unaligned"])
+def test_L7_views_of_one_buffer(device, begin):
+    """q is heads 0 to 15 of 18, k and v one head each, inside the buffer: rows of 1152 elements, one head of k for 16 of q; the buffer itself on a
+    16-byte boundary, or one element after it."""
     need("attention_fwd")
     s, heads, d = (20, 4, 8) if device == "cudasim" else (256, 16, 64)
     row = (heads + 2) * d
     q, kv = ((1, heads, s, d), (row, d, row, 1)), ((1, 1, s, d), (row, d, row, 1))
-    offsets = {"q": 0, "k": heads * d, "v": (heads + 1) * d}
+    offsets = {"q": begin, "k": begin + heads * d, "v": begin + (heads + 1) * d}
     same = {n: Data("normal") for n in "qkv"}
     viewed = check_graph(attention(q, kv, kv, bhsd(1, heads, s, d), attn_scale=0.125), device, data=same, offsets=offsets, graph=F32, runs=1)
     plain = [bhsd(1, n, s, d) for n in (heads, 1, 1, heads)]
@@ -84,20 +88,24 @@ def test_L13_dO_has_strides_of_its_own(device, kind):
 LENGTHS = (1, 2, 31, 33, 63, 64, 65, 97, 127, 129, 192, 704)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_N3_tails_of_very_negative_scores(device, length):
-    """Every score is near -120: a tail that counted as score 0 would take all the weight, and O would be near 0."""
+@pytest.mark.parametrize(("length", "mask"), [(n, "plain") for n in LENGTHS] + [(n, "with a bias") for n in LENGTHS if n in (1, 64, 97, 192)])
+def test_N3_tails_of_very_negative_scores(device, length, mask):
+    """Every score is near -120: a tail that counted as score 0 would take all the weight, and O would be near 0. The simulator runs shorter ones."""
     need("attention_fwd")
-    if device == "cudasim" and length > 129:
-        pytest.skip("the simulator runs the shorter ones")
+    length = min(length, 129) if device == "cudasim" else length
     d, b = (16, 1) if device == "cudasim" else (64, 2)
     rng = np.random.default_rng(length)
     q, k = (0.1 * rng.standard_normal((b, 1, length, d)) for _ in range(2))
     q[..., 0], k[..., 0] = 1.0, -120 * np.sqrt(d)
     plain = bhsd(b, 1, length, d)
-    build = attention(plain, plain, plain, plain, stats=True, attn_scale=float(d**-0.5), dtype=D.FLOAT)
-    found = check_graph(build, device, data={"q": given(q), "k": given(k)}, graph=F32, runs=1)
-    scores = q @ np.swapaxes(k, 2, 3) / np.sqrt(d)
+    bias = rng.standard_normal((1, 1, length, length)) if mask == "with a bias" else np.zeros(1)
+
+    def build(g):
+        more = {"bias": g.tensor(dim=bias.shape, layout="row", data_type=D.FLOAT, name="bias")} if mask == "with a bias" else {}
+        attention(plain, plain, plain, plain, stats=True, attn_scale=float(d**-0.5), dtype=D.FLOAT, **more)(g)
+
+    found = check_graph(build, device, data={"q": given(q), "k": given(k), "bias": given(bias)}, graph=F32, runs=1)
+    scores = q @ np.swapaxes(k, 2, 3) / np.sqrt(d) + bias
     np.testing.assert_allclose(found.outputs["stats"][..., 0], np.log(np.exp(scores + 120).sum(-1)) - 120, atol=1e-3)
     assert np.abs(found.outputs["o"]).max() > 1e-3
 
@@ -108,6 +116,18 @@ def test_N3_one_row_of_q(device, with_mask):
     need("attention_fwd")
     d = 16 if device == "cudasim" else 64
     run_forward(Case(1, 128, d, b=1, h=2, dtype=D.BFLOAT16, bias=(1, 1, 1, 128) if with_mask else ()), device)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("causal and ALiBi", "gaps"), ("dropout", "bhds")])
+def test_L6_masks_and_dropout_are_logical(device, kind, layout):
+    """Row, column, head and the number that dropout draws by are logical: every layout gives what row-major tensors give, to the bit of a weight."""
+    need("attention_fwd")
+    more = {"window": (None, 0, False), "alibi": True} if kind == "causal and ALiBi" else {"dropout": 0.5}
+    case = Case(9, 13, 8, h=3, layout=layout, **more)
+    values = feeds(case)
+    plain = replace(case, layout="bhsd")
+    found, wanted = run_forward(case, device, values).outputs, run_forward(plain, device, values).outputs
+    np.testing.assert_allclose(found["o"], wanted["o"], rtol=1e-5, atol=1e-6)
 
 
 def kept(scores_of, s_q, s_kv, **more):

@@ -9,7 +9,7 @@ import pytest
 
 import graphdnn
 from graphdnn import data_type
-from tests.helpers import built, check_graph
+from tests.helpers import built, check_graph, given
 
 F32 = data_type.FLOAT
 FLOAT = {"io_data_type": F32, "compute_data_type": F32}
@@ -102,6 +102,25 @@ SINGLE = {
     "reduction": lambda g, x: g.reduction(x, graphdnn.reduction_mode.MAX).set_dim([2, 1, 4]),
     "matmul": lambda g, x: g.matmul(x, g.transpose(x, [0, 2, 1]).set_data_type(x.get_data_type())),
 }
+
+
+def test_U7_a_single_quantize_runs(device):
+    """Alone, as an int8 conversion, and as MXFP8 blocks."""
+
+    def build(g):
+        x = g.tensor(dim=[2, 64], layout="row", data_type=F32, name="x")
+        g.identity(x).set_name("int8").set_output(True).set_data_type(data_type.INT8)
+
+    def blocks(g):
+        x = g.tensor(dim=[2, 64], layout="row", data_type=F32, name="x")
+        y, scale = g.block_scale_quantize(x, 32)
+        y.set_name("y").set_output(True).set_data_type(data_type.FP8_E4M3)
+        scale.set_name("scale").set_output(True).set_data_type(data_type.FP8_E8M0)
+
+    x = 40 * np.random.default_rng(0).standard_normal((2, 64))
+    for make in (build, blocks):
+        found = check_graph(make, device, data={"x": given(x)}, graph=FLOAT).outputs
+    np.testing.assert_array_less(np.abs(found["y"] * np.repeat(found["scale"], 32, axis=1) - x), 2.0**-4 * np.abs(x) + 1)
 
 
 @pytest.mark.parametrize("op", SINGLE)

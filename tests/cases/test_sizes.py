@@ -156,6 +156,18 @@ def test_B4_pointwise_at_every_rank(device, rank):
     assert check_graph(build, device, graph=FLOAT).outputs["y"].shape == dim
 
 
+@pytest.mark.parametrize("dim", [(6, 40), (2, 3, 40), (2, 3, 2, 40)], ids=len)
+def test_B4_layernorm_needs_no_dummy_dims(device, dim):
+    """(B, S, H) with a scale of H alone, and the ranks beside it."""
+
+    def build(g):
+        x, s, b = (g.tensor(dim=d, layout="row", data_type=F32, name=n) for n, d in (("x", dim), ("s", dim[-1:]), ("b", dim[-1:])))
+        y, *_ = g.layernorm(graphdnn.norm_forward_phase.INFERENCE, x, s, b, 1e-5)
+        y.set_name("y").set_output(True)
+
+    assert check_graph(build, device, graph=FLOAT | {"intermediate_data_type": F32}).outputs["y"].shape == dim
+
+
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_B4_matmul_at_every_rank(device, rank):
     batch = (2, 3, 2)[: rank - 2]

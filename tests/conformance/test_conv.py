@@ -288,29 +288,6 @@ def test_sums_of_channels_follow(device):
     check_graph(build, device, graph={"compute_data_type": F32})
 
 
-def test_chained_convolutions(device):
-    """U4: the tensor between two convolutions has no data type of its own."""
-
-    def build(g):
-        x = g.tensor(dim=(1, 1, 8, 9), layout="row", data_type=F32, name="x")
-        w = [g.tensor(dim=(1, 1, 3, 3), layout="row", data_type=F32, name=f"w{i}") for i in range(2)]
-        more = {"padding": [1, 1], "stride": [1, 1], "dilation": [1, 1]}
-        done(g.relu(g.conv_fprop(g.conv_fprop(x, w[0], **more), w[1], **more)))
-
-    check_graph(build, device)
-
-
-def test_row_major_convolution_and_relu(device):
-    """U4: NCHW fp32, a 5x5 filter, relu: no plan in the library it was reported for."""
-    size = 24 if device != "cudasim" else 6
-
-    def build(g):
-        case = Case(x=(2, 3, size, size), k=4, taps=5, pre=2)
-        done(g.relu(case.add(g, "fprop", layout="row"))).set_dim(case.y).set_stride(by_name(case.y, "row"))
-
-    check_graph(build, device, graph={"compute_data_type": F32})
-
-
 # --------------------------------------------------------------------------------------------------------------------------------------- gradients
 def run(case, kind, arrays):
     """The result of one op in double precision on the CPU."""

@@ -65,15 +65,6 @@ def test_strides_of_gradients_and_what_the_user_sets():
     assert tuple(kept.get_stride()) == (36, 9, 3, 1)
 
 
-def test_one_output_size_of_two_images():
-    """N15: k3 p1 s2 makes 4 of 7 and of 8."""
-    for extent in (7, 8):
-        g = graph()
-        dx = g.conv_dgrad(tensor(g, (1, 2, 4, 4)), tensor(g, (2, 3, 3, 3)), [1, 1], [2, 2], [1, 1]).set_dim((1, 3, extent, extent))
-        g.validate()
-        assert dx.get_dim() == [1, 3, extent, extent]
-
-
 # ---------------------------------------------------------------------------------------------------------------------------------- forms and names
 def attributes(g):
     (node,) = json.loads(str(g))["nodes"]
