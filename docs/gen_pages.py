@@ -156,6 +156,21 @@ def error_sample() -> str:
     raise AssertionError("the sample must fail")
 
 
+def explain_sample() -> str:
+    """What docs/fusion.md's first program prints, without what changes with every cost model: times, knobs, other candidates."""
+    page = (DOCS / "fusion.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    names: dict[str, object] = {}
+    exec(program.replace("print(report)", ""), names)
+    kept = []
+    for line in str(names["report"]).splitlines():
+        if line.startswith("other candidates"):
+            break
+        if not re.match(r"  (time |r\d: )", line) and not re.match(r"  - (?!'|matmul_)", line):
+            kept.append(line)
+    return "```text\n" + "\n".join(kept).rstrip() + "\n```"
+
+
 DIFFERENCES = ("Operation", "Input", "The real library", "graphdnn")
 PARTS: dict[str, Callable[[], str]] = {
     "pointwise": pointwise,
@@ -171,6 +186,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "block scaling": lambda: methods(BLOCK_SCALING),
     "switches": switches,
     "error sample": error_sample,
+    "explain sample": explain_sample,
     "api names": api_names,
     "data types": data_types,
     "accuracy": accuracy,

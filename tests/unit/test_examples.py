@@ -37,6 +37,16 @@ def test_readme(tmp_path: Path) -> None:
     assert second.split("python ")[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", ["getting_started", "fusion", "attention"])
+def test_page(page: str, tmp_path: Path) -> None:
+    """The Python of a page, from top to bottom, runs as it stands."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
 def number(pattern: str, text: str) -> float:
     found = re.search(pattern, text)
     assert found, f"no {pattern!r} in:\n{text}"
