@@ -3,11 +3,12 @@ NVFP4: 16 and FP8_E4M3; any block that divides the extent, any float type of the
 
 Quantize, of a block along one axis: scale = max |x| / largest value of Y's type, rounded to the scale's type (upward for FP8_E8M0, so that nothing
 saturates), y = x / scale rounded to Y's type; 0 where the scale is 0. Both are calculated over the view [..., blocks, block, ...] of X, so that one
-kernel reads X once. Dequantize: y = x * scale, the scale read through a window that stands still within a
-block, so that it is fused into what reads Y.
+kernel reads X once. Dequantize: y = x * scale, element i of an axis with scale i // block, so that the last block need not be full; the scale is
+read through a window that stands still within a block, so that it is fused into what reads Y.
 
 Scales in the order F8_128x4 (tiles of 128 x 4 scales, 512 bytes each): element (r, c) of a tile is at (r % 32) * 16 + r // 32 * 4 + c; tiles are
-row-major; c runs along the block-scaled axis, r along the other one of the last two; dims are padded to multiples of 128 and 4.
+row-major; c runs along the block-scaled axis, r along the other one of the last two; dims are padded to multiples of 128 and 4. A virtual tensor of
+scales has no bytes that could be in an order: the values are the same, with the padded dims.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ def _whole(node: NodeDecl, what: str, value: object) -> int:
 
 
 def _divides(node: NodeDecl, x: TensorDecl, axis: int, block: int) -> int:
-    """Blocks along an axis. ValidationError where the last one would not be full."""
+    """Blocks along an axis. ValidationError where the last one would not be full: the API infers extent // block scales, none for what is left."""
     extent = shapes.dims(x)[axis]
     if extent % block:
+        rule = f"the block size does not divide the extent: there are {extent} // {block} scales, and none for the last {extent % block} elements"
         expected = f"a block size that divides {extent}, the extent of axis {axis}"
-        raise ValidationError(explain("the block size does not divide the extent", node=node.name, tensor=x.name, expected=expected, found=block))
+        raise ValidationError(explain(rule, node=node.name, tensor=x.name, expected=expected, found=block))
     return extent // block
 
 
@@ -115,14 +117,14 @@ def _infer_dequantize(node: NodeDecl) -> None:
         raise ValidationError(explain(rule, node=node.name, tensor=scale.name, expected=expected, found=found))
     blocks = _aligned(dim, counts, sizes)
     for a, b in enumerate(blocks):
-        wanted = _divides(node, x, a, b)
+        wanted = -(-dim[a] // b)
         multiple = 1 if scale.reordering != REORDERED else TILE_COLUMNS if b > 1 else TILE_ROWS
         if counts[a] != wanted and (a < len(dim) - 2 or counts[a] != _up(wanted, multiple)):
             rule, found = f"the descale does not fit the input along axis {a}", f"{counts[a]} scales"
             expected = f"{wanted} scales for {dim[a]} elements in blocks of {b}"
             raise ValidationError(explain(rule, node=node.name, tensor=scale.name, expected=expected, found=found))
     node.attrs["block_size"] = blocks
-    if scale.reordering == REORDERED:
+    if scale.reordering == REORDERED and not scale.virtual:
         columns = max((a for a, b in enumerate(blocks) if b > 1), default=len(dim) - 1)
         scale.placement = _tiled(counts, shapes.strides(scale), _tile_axes(node, scale, columns, len(dim)), columns)
     shapes.give(node, "Y", dim, lambda: shapes.strides(x))
@@ -132,9 +134,8 @@ def _aligned(dim: Dims, counts: Dims, sizes: tuple[int, ...]) -> tuple[int, ...]
     """Block sizes right-aligned to the dims; a single one goes to the last axis along which there are fewer scales than elements."""
     if len(sizes) > 1 or len(dim) == 1:
         return (1,) * (len(dim) - len(sizes)) + sizes
-    fits = [
-        a for a, (d, c) in enumerate(zip(dim, counts, strict=True)) if d % sizes[0] == 0 and c in (d // sizes[0], _up(d // sizes[0], TILE_COLUMNS))
-    ]
+    needs = [-(-d // sizes[0]) for d in dim]
+    fits = [a for a, (n, c) in enumerate(zip(needs, counts, strict=True)) if c in (n, _up(n, TILE_COLUMNS))]
     fewer = [a for a in fits if counts[a] < dim[a]] or [len(dim) - 1]
     return tuple(sizes[0] if a == fewer[-1] else 1 for a in range(len(dim)))
 
@@ -199,7 +200,7 @@ def _expand_quantize(e: Expansion) -> None:
 def _expand_dequantize(e: Expansion) -> None:
     x, scale, blocks = e.input("X"), e.input("scale"), e.node.attrs["block_size"]
     dim = shapes.dims(x)
-    counts = tuple(d // b for d, b in zip(dim, blocks, strict=True))
+    counts = tuple(-(-d // b) for d, b in zip(dim, blocks, strict=True))
     if counts != shapes.dims(scale):
         scale = e.slice(scale, [(0, c) for c in counts])
     first = next((a for a, b in enumerate(blocks) if b > 1), len(dim))
@@ -241,10 +242,9 @@ def _quantize(node: Node, dims: list[Dims], arrays: list[Any], types: list[data_
 def _dequantize(node: Node, dims: list[Dims], arrays: list[Any]) -> list[Any]:
     x, scale = arrays
     blocks = node.attr("block_size")
-    counts = tuple(d // b for d, b in zip(x.shape, blocks, strict=True))
-    spread = scale[tuple(slice(0, c) for c in counts)]
+    spread = scale
     for a, b in enumerate(blocks):
-        spread = np.repeat(spread, b, axis=a)
+        spread = np.take(spread, np.arange(x.shape[a]) // b, axis=a)
     with np.errstate(all="ignore"):
         return [x / spread if node.attr("is_negative_scale") else x * spread]
 

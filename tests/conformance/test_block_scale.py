@@ -113,6 +113,30 @@ def test_quantize_in_the_middle_of_a_graph(device):
     check_graph(build, device, runs=1)
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("set_dims", [False, True])
+def test_a_scale_in_tiled_order_that_nobody_sees(device, axis, set_dims):
+    """Padded dims, the user's or inferred, the values of a scale in plain order, and no kernel more; another op may read it."""
+    found = []
+    for order in (None, TILED):
+
+        def build(g, order=order):
+            x = g.tensor(dim=(2, 6, 64) if axis == 2 else (2, 64, 6), layout="row", data_type=F32, name="x")
+            more = {"axis": axis} if order is None else {"axis": axis, "reordering": order}
+            y, scale = quantized(g, g.relu(x), (D.FP8_E4M3, D.FP8_E8M0, 32, more))
+            if order is not None and set_dims:
+                dim = (2, 128, 4) if axis == 2 else (2, 4, 128)
+                scale.set_dim(dim).set_stride((512, dim[2], 1))
+            back = g.block_scale_dequantize(y, scale, [1, 32] if axis == 2 else [32, 1])
+            g.matmul(back, g.transpose(x, [0, 2, 1])).set_output(True).set_name("product").set_data_type(F32)
+            g.reduction(scale, graphdnn.reduction_mode.MAX, axes=(1, 2)).set_output(True).set_name("largest").set_data_type(F32)
+
+        found.append(check_graph(build, device, runs=1))
+    plain, tiled = found
+    assert all(np.array_equal(plain.outputs[n], tiled.outputs[n]) for n in ("product", "largest"))
+    assert tiled.graph.explain().kernels <= plain.graph.explain().kernels + 1
+
+
 def test_quantize_after_a_matmul(device):
     def build(g):
         a, b = (g.tensor(dim=d, layout="row", data_type=D.HALF, name=n) for n, d in (("a", (2, 6, 20)), ("b", (1, 20, 64))))
@@ -165,6 +189,25 @@ def test_blocks_of_several_axes_and_division(device):
             s = g.tensor(dim=dim, layout="row", data_type=D.FP8_E8M0, name=f"s_{name}")
             y = g.block_scale_dequantize(x, s, blocks, is_negative_scale=negative)
             y.set_output(True).set_name(name).set_data_type(F32)
+
+    check_graph(build, device, runs=1)
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_the_last_block_of_a_dequantized_tensor_need_not_be_full(device, tiled):
+    """Along the last axis, along the one before, along two at once, and one block that is larger than the tensor."""
+    forms = (("last", [1, 32], (2, 40, 3)), ("rows", [32, 1], (2, 2, 70)), ("large", [64, 1], (2, 1, 70)), ("one size", 32, (2, 40, 3)))
+    forms += () if tiled else (("two", [7, 16], (2, 6, 5)),)
+
+    def build(g):
+        x = g.tensor(dim=(2, 40, 70), layout="row", data_type=D.FP8_E4M3, name="x")
+        for name, blocks, counts in forms:
+            column = 1 if isinstance(blocks, list) and blocks[1] == 1 else 2
+            up = [(n + m - 1) // m * m for n, m in zip(counts[1:], (128, 4) if column == 2 else (4, 128), strict=True)]
+            dim = (2, *up) if tiled else counts
+            s = g.tensor(dim=dim, layout="row", data_type=D.FP8_E8M0, name=f"s_{name}")
+            y = g.block_scale_dequantize(x, s.set_reordering_type(TILED) if tiled else s, blocks)
+            g.relu(y).set_output(True).set_name(name).set_data_type(F32)
 
     check_graph(build, device, runs=1)
 
@@ -230,12 +273,12 @@ def tensor(g, dim=(2, 4, 64), dtype=F32, **more):
 
 
 ERRORS = {
-    "does not divide": (ValidationError, "does not divide", lambda g: g.block_scale_quantize(tensor(g, (2, 70)), 32)),
+    "does not divide": (ValidationError, "70 // 32 scales, and none for the last 6", lambda g: g.block_scale_quantize(tensor(g, (2, 70)), 32)),
     "block of 0": (ValidationError, "block_size", lambda g: g.block_scale_quantize(tensor(g), 0)),
     "axis": (ValidationError, "axis is out of range", lambda g: g.block_scale_quantize(tensor(g), 32, axis=3)),
     "kind of block": (KindError, "block_size", lambda g: g.block_scale_quantize(tensor(g), 32.0)),
     "no block sizes": (ValidationError, "block_size", lambda g: g.block_scale_dequantize(tensor(g), tensor(g, (2, 4, 2)), [])),
-    "dequantize does not divide": (ValidationError, "does not divide", lambda g: g.block_scale_dequantize(tensor(g), tensor(g, (2, 4, 2)), [1, 48])),
+    "a descale too many": (ValidationError, "does not fit", lambda g: g.block_scale_dequantize(tensor(g), tensor(g, (2, 4, 3)), [1, 48])),
     "descale does not fit": (ValidationError, "does not fit", lambda g: g.block_scale_dequantize(tensor(g), tensor(g, (2, 4, 3)), [1, 32])),
     "descale of another rank": (ValidationError, "follow the dims", lambda g: g.block_scale_dequantize(tensor(g), tensor(g, (4, 2)), [1, 32])),
     "integer scales": (ValidationError, "a scale is a float", lambda g: g.block_scale_dequantize(tensor(g), tensor(g, (2, 4, 2), D.INT8), [1, 32])),
