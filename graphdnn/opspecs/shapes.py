@@ -161,8 +161,8 @@ def overlaps(dim: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def check_plain(node: NodeDecl) -> None:
-    """The op reads and writes every tensor by its strides alone. NotSupportedError for ragged, reordered and vectorized tensors. The order of a virtual
-    one means nothing: nobody sees its memory."""
+    """The op reads and writes every tensor by its strides alone. NotSupportedError for ragged, reordered and vectorized tensors. The order of a
+    virtual one means nothing: nobody sees its memory."""
     for t in (*node.inputs.values(), *node.outputs.values()):
         found = "a ragged offset" if t.ragged_offset is not None else f"reordering {t.reordering}" if t.reordering != "NONE" and not t.virtual else ""
         found = found or (f"vectors of {t.vector_count}" if t.vector_count != 1 else "")
