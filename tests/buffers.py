@@ -1,11 +1,15 @@
 """Guarded buffers: a tensor's declared elements inside a larger block of bytes whose every other byte is checked after a run.
 
+On a CPU a buffer ends where a page begins that nobody may touch: a kernel that reads past it, though only what it does not use, ends the process.
+
 A buffer is laid out as GUARD bytes, ``offset`` elements, the tensor's extent, GUARD bytes. Before a run an output is full of 0xFF (NaN in every float
 type, -1 in the integers), guards hold 0xA5. After it, only the bytes of logical elements of an output may have changed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +41,15 @@ def aligned_bytes(count: int) -> Array:
     return raw[shift : shift + count]
 
 
+def fenced_bytes(count: int) -> Array:
+    """Uninitialized bytes that end at a page that may be neither read nor written. Not aligned, as buffers of a CPU need not be."""
+    size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
+    failed = ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + size), ctypes.c_size_t(mmap.PAGESIZE), 0)
+    assert not failed, "mprotect failed"
+    return pages[size - count : size]
+
+
 def encode(values: Array, dtype: data_type) -> Array:
     """Elements of ``dtype`` for values that are representable in it (4-bit types: one element a byte, low nibble)."""
     if info(dtype).bits == 4:
@@ -58,8 +71,8 @@ def decode(elements: Array, dtype: data_type) -> Array:
 
 @dataclass
 class Guarded:
-    """One buffer. ``block``: all bytes; the tensor starts at byte ``start``; ``at``: element offsets of the logical elements from there. A packed
-    tensor has elements only where ``inside`` is true."""
+    """One buffer. ``block``: all bytes; the tensor starts at byte ``start`` and ends ``tail`` bytes before the last; ``at``: element offsets of the
+    logical elements from there. A packed tensor has elements only where ``inside`` is true."""
 
     dim: tuple[int, ...]
     stride: tuple[int, ...]
@@ -70,31 +83,33 @@ class Guarded:
     snapshot: Array | None = None
     device_block: Any = None
     inside: Array | None = None
+    tail: int = GUARD
 
     @classmethod
-    def packed(cls, dim: tuple[int, ...], stride: tuple[int, ...], dtype: data_type, starts: Array, rows: Array) -> Guarded:
+    def packed(cls, dim: tuple[int, ...], stride: tuple[int, ...], dtype: data_type, starts: Array, rows: Array, fence: bool = False) -> Guarded:
         """A buffer for a packed tensor: batch b starts at element ``starts[b]`` and has ``rows[b]`` rows (dim 2)."""
         at = positions(dim, (0, *stride[1:])) + starts.reshape(-1, 1, 1, 1)
         inside = np.broadcast_to(np.arange(dim[2]).reshape(1, 1, -1, 1) < rows.reshape(-1, 1, 1, 1), dim)
-        made = cls.make((int(at[inside].max(initial=-1)) + 1,), (1,), dtype)
+        made = cls.make((int(at[inside].max(initial=-1)) + 1,), (1,), dtype, fence=fence)
         made.dim, made.stride, made.at, made.inside = dim, stride, at, inside
         return made
 
     @classmethod
-    def make(cls, dim: tuple[int, ...], stride: tuple[int, ...], dtype: data_type, offset: int = 0) -> Guarded:
-        """A buffer for a tensor that starts ``offset`` elements (an even number for 4-bit types) after an aligned address."""
+    def make(cls, dim: tuple[int, ...], stride: tuple[int, ...], dtype: data_type, offset: int = 0, fence: bool = False) -> Guarded:
+        """A buffer for a tensor that starts ``offset`` elements (an even number for 4-bit types) after an aligned address, or, with ``fence``, that
+        ends where nothing may be read."""
         at, bits = positions(dim, stride), info(dtype).bits
         extent = int(at.max()) + 1 if at.size else 0
         nbytes, start = (extent * bits + 7) // 8, GUARD + offset * bits // 8
-        block = aligned_bytes(start + nbytes + GUARD)
+        block = fenced_bytes(start + nbytes) if fence else aligned_bytes(start + nbytes + GUARD)
         block[:] = GUARD_BYTE
         block[start : start + nbytes] = OUTPUT_BYTE
-        return cls(dim, stride, dtype, block, start, at)
+        return cls(dim, stride, dtype, block, start, at, tail=0 if fence else GUARD)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor itself."""
-        return len(self.block) - self.start - GUARD
+        return len(self.block) - self.start - self.tail
 
     def elements(self) -> Array:
         """The tensor's memory as a flat array of elements (bytes for 4-bit types)."""

@@ -92,9 +92,15 @@ class Signature:
 
 
 def decoded(signature: Signature, tensor: int, index: str) -> str:
-    """Text that reads one element into its register type. Two sub-byte elements share a byte, the even one in the low half."""
-    dtype = signature.graph.tensors[tensor].dtype
-    row, p = info(dtype), signature.pointer(tensor)
+    """Text of one element in its register type: read from memory, or the number that a constant or by-value tensor is. Two sub-byte elements share a
+    byte, the even one in the low half."""
+    t = signature.graph.tensors[tensor]
+    row = info(t.dtype)
+    if t.constant:
+        return to_dtype(literal(t.value if t.value is not None else 0, row.register), row.register, t.dtype)
+    if t.by_value:
+        return to_dtype(signature.scalar(tensor), row.register, t.dtype)
+    p = signature.pointer(tensor)
     if row.bits < 8:
         return row.decode.format(f"uint8((int32({p}[{index} >> 1]) >> int32(({index} & 1) * 4)) & int32(15))")
     return row.decode.format(f"{p}[{index}]")
@@ -119,8 +125,7 @@ def item_lines(item: Item, signature: Signature, writer: IndexWriter) -> list[st
     if isinstance(item, Assign):
         return [f"{item.name} = {item.expr}"]
     if isinstance(item, Scalar):
-        dtype = graph.tensors[item.tensor].dtype
-        return [f"{item.name} = {to_dtype(signature.scalar(item.tensor), info(dtype).register, dtype)}"]
+        return [f"{item.name} = {decoded(signature, item.tensor, '')}"]
     if isinstance(item, Coordinate):
         return [f"{item.name} = {item.register}({writer(item.value)})"]
     if isinstance(item, Choose):

@@ -219,15 +219,8 @@ class AttentionText:
 
     def scalar(self, port: str, register: str) -> str:
         """Text of the one number at ``port``, by value or in memory."""
-        t = self.problem.tensor(port)
-        own = info(t.dtype).register
-        if t.constant:
-            text = to_dtype(literal(t.value if t.value is not None else 0, own), own, t.dtype)
-        elif t.by_value:
-            text = to_dtype(self.signature.scalar(self.problem.ports[port]), own, t.dtype)
-        else:
-            text = decoded(self.signature, self.problem.ports[port], self.number(0))
-        return to_register(text, own, register)
+        text = decoded(self.signature, self.problem.ports[port], self.number(0))
+        return to_register(text, info(self.problem.tensor(port).dtype).register, register)
 
     def _slope(self) -> list[str]:
         """Slope of this head (Press, Smith, Lewis, "Train short, test long", 2022): 2**(-8 i / n) for the n heads up to the largest power of two,
@@ -311,10 +304,6 @@ class AttentionText:
     def broadcast(self, tensor: int, row: str, col: str) -> str:
         """Text of the element of a tensor that broadcasts to [b, h_q, s_q, s_kv], as stored (its register type)."""
         t = self.problem.graph.tensors[tensor]
-        if t.by_value or t.constant:
-            own = info(t.dtype).register
-            text = self.signature.scalar(tensor) if not t.constant else literal(t.value if t.value is not None else 0, own)
-            return to_dtype(text, own, t.dtype)
         names = (self.batch, self.head, row, col)[4 - len(t.dim) :]
         terms = [(n, s) for n, d, s in zip(names, t.dim, t.strides, strict=True) if d != 1]
         return decoded(self.signature, tensor, self.linear(*terms))

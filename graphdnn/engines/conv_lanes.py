@@ -152,9 +152,17 @@ class _Lowering:
         inner = self.group if s.across else x
         tape, place = self._laned(tape, inner), "(w * {0} + x) * {1} + jl" if s.across else "w * {0} + jl"
         part = lanes(tape, signature, self.lane, 1, IndexWriter("int64"), IndexWriter("int64", "ql"))
-        middle = [*decompose("w", [*planes, line], "int64"), f"y = y0 * {self._row_step()} + {line.name if s.lines > 1 else 0}"]
+        middle = [*decompose("w", [*planes, line], "int64"), f"y = {self._image_row(line.name if s.lines > 1 else '0')}"]
         body = [*part.body, f"line[{place.format(s.positions, s.groups)}] = {self.parts.a.value}"]
         return {"count": s.planes * s.lines, "middle": middle, "setup": part.setup, "body": body, "positions": s.positions}
+
+    def _image_row(self, line: str) -> str:
+        """The place that a line of the buffer copies: the last block, which may lack rows, stays at the last place that any output needs."""
+        place = f"y0 * {self._row_step()} + {line}"
+        if self.row.size % self.sizes.rows == 0:
+            return place
+        last = (self.row.size - 1) * self._row_step() + (self.form.k[-2].size - 1) * self.window.dilations[-2]
+        return f"min({place}, {last})"
 
     def _row_step(self) -> int:
         return self.window.steps[-2] if len(self.form.m) > 2 else 1

@@ -293,3 +293,20 @@ def test_a_bias_of_minus_infinity_masks(device):
     assert (outcome.outputs["o"][:, :, 3] == 0).all() and np.isneginf(outcome.outputs["stats"][:, :, 3]).all()
     outcome = run_backward(case, device, with_results(case, values))
     assert (outcome.outputs["dq"][:, :, 3] == 0).all()
+
+
+def test_lengths_and_sink_by_value(device):
+    """One batch and head: what is otherwise read from memory is a number of the variant pack."""
+    need("attention_fwd")
+
+    def build(g):
+        q, k, v = (g.tensor(dim=(1, 1, 6, 4), layout="row", data_type=D.FLOAT, name=n) for n in "qkv")
+
+        def number(name, dtype):
+            return g.tensor(dim=(1, 1, 1, 1), layout="row", data_type=dtype, is_pass_by_value=True, name=name)
+
+        lengths = {f"seq_len_{n}": number(f"length of {n}", D.INT32) for n in ("q", "kv")}
+        o, _ = g.sdpa(q, k, v, generate_stats=False, use_padding_mask=True, sink_token=number("sink", D.FLOAT), **lengths)
+        o.set_output(True).set_name("o").set_dim((1, 1, 6, 4)).set_stride((24, 24, 4, 1)).set_data_type(D.FLOAT)
+
+    check_graph(build, device, values={"length of q": 5, "length of kv": 4, "sink": 0.5})

@@ -334,3 +334,11 @@ def test_against_torch(name):
     for kind, wanted, needs in (("fprop", y, "xw"), ("dgrad", x.grad, "wd"), ("wgrad", w.grad, "xd")):
         found = run(case, kind, {n: a[n] for n in a if n[0] in needs})
         np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["row", "channels_last"])
+@pytest.mark.parametrize("kind", ["fprop", "dgrad"])
+def test_blocks_of_rows_read_no_further_than_the_image(device, kind, layout):
+    """9 rows of outputs in blocks of 8 and 4, without padding: the last block has fewer, and the image ends with the buffer."""
+    case = Case(x=(2, 3, 11, 8), k=3, pre=0 if kind == "fprop" else 2, groups=3)
+    check_graph(graph_of(case, kind, layout=layout), device, every_plan=device == "cpu", runs=1)
