@@ -324,18 +324,20 @@ def _infer(node: NodeDecl) -> None:
     operands = [node.inputs[p] for p in ports]
     if "axis" in row.attrs:
         node.attrs["axis"] = shapes.axis(node, "axis", node.attrs.get("axis"), operands[0])
-    check_attributes(node.name, row, node.attrs)
+    check_attributes(node.name, row, node.attrs, node.compute)
     dim = shapes.broadcast(node, operands)
     shapes.give(node, "OUT_0", dim, lambda: shapes.pointwise_strides(node, operands, dim))
 
 
-def check_attributes(node: str, row: PointwiseOp, attrs: Mapping[str, Any]) -> None:
-    """ValidationError for attributes, of a row in the node of this name, that are no numbers or that have no meaning."""
+def check_attributes(node: str, row: PointwiseOp, attrs: Mapping[str, Any], compute: data_type) -> None:
+    """ValidationError for attributes, of a row in the node of this name, that are no numbers or that have no meaning, rounded to ``compute`` too."""
     for name, default in row.attrs.items():
         value = attrs.get(name)
         if isinstance(default, float) and value is not None and value != value:
             raise ValidationError(explain(f"{name} must be a number", node=node, expected=f"a number (default {default})", found=value))
     beta = attrs.get("softplus_beta")
+    if beta is not None and compute not in (data_type.NOT_SET, data_type.DOUBLE):
+        beta = _in_type(beta, data_type.FLOAT)
     if "softplus_beta" in row.attrs and beta is not None and (beta == 0 or abs(beta) == float("inf")):
         raise ValidationError(explain("softplus divides by beta", node=node, expected="softplus_beta finite and not 0", found=beta))
 

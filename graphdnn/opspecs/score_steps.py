@@ -73,10 +73,10 @@ def _check_step(node: NodeDecl, where: str, step: Step, known: tuple[str, ...]) 
     unknown = sorted(set(attrs) - set(row.attrs))
     if unknown or len(attrs) < len(pairs):
         raise _wrong(node, f"{where}, {mode}, has other attributes", ", ".join(row.attrs) or "none", ", ".join(unknown) or "one twice")
-    axis = attrs.get("axis", 0)
-    if not isinstance(axis, int) or not 0 <= axis < 4:
-        raise _wrong(node, f"{where}, {mode}, has an axis out of range", "0..3: batch, head, row, column", axis)
-    check_attributes(node.label, row, attrs)
+    axis = attrs.get("axis")
+    if "axis" in row.attrs and (not isinstance(axis, int) or not 0 <= axis < 4):
+        raise _wrong(node, f"{where}, {mode}, has no axis, or one out of range", "0..3: batch, head, row, column", axis)
+    check_attributes(node.label, row, attrs, node.compute)
 
 
 def _wrong(node: NodeDecl, rule: str, expected: object, found: object) -> ValidationError:
