@@ -337,8 +337,7 @@ def test_against_torch(name):
 
 
 @pytest.mark.parametrize("layout", ["row", "channels_last"])
-@pytest.mark.parametrize("kind", ["fprop", "dgrad"])
-def test_blocks_of_rows_read_no_further_than_the_image(device, kind, layout):
+def test_blocks_of_rows_read_no_further_than_the_image(device, layout):
     """9 rows of outputs in blocks of 8 and 4, without padding: the last block has fewer, and the image ends with the buffer."""
-    case = Case(x=(2, 3, 11, 8), k=3, pre=0 if kind == "fprop" else 2, groups=3)
-    check_graph(graph_of(case, kind, layout=layout), device, every_plan=device == "cpu", runs=1)
+    graph = graph_of(Case(x=(2, 3, 11, 8), k=3, pre=0, groups=3), "fprop", layout=layout)
+    check_graph(graph, device, every_plan=device == "cpu", runs=1, barred=("eng5", "eng7", "eng8"))
