@@ -10,9 +10,7 @@ anchor's value is stored: a cut, with a note that says why.
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from graphdnn.ir.index import Index, equal
 from graphdnn.ir.node import Node
@@ -20,9 +18,9 @@ from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims
 from graphdnn.opspecs import registry
 from graphdnn.passes import places
+from graphdnn.passes.drafts import VIEWS, Draft, Drafts, Kind
 from graphdnn.passes.places import broadcasts, of_all, of_lines, reduced_axes, row_by_row
 
-Kind = Literal["pointwise", "reduction", "rows", "matmul", "attention", "grouped"]
 MAX_NODES = 96
 """A free value with more nodes behind it is stored instead of calculated again."""
 MAX_ANCHORS = 8
@@ -31,10 +29,6 @@ MAX_STORES = 12
 """Outputs of one pointwise region."""
 MAX_READS = 2
 """Large tensors that a value is calculated again from at most; storing it moves as many bytes."""
-VIEWS = ("RESHAPE", "TRANSPOSE")
-"""Ops that only rename the elements of their input."""
-
-
 @dataclass(frozen=True)
 class Region:
     """One kernel's share of a graph. ``space``: dims of its loop nest (a reduction's: before reducing; a matmul's: of its result).
@@ -65,25 +59,6 @@ class Partition:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Draft:
-    kind: Kind
-    space: Dims
-    anchors: list[int] = field(default_factory=list)
-    epilogue_reductions: list[int] = field(default_factory=list)
-    stores: list[int] = field(default_factory=list)
-    before: set[int] = field(default_factory=set)
-    axes: tuple[int, ...] = ()
-    level: dict[int, int] = field(default_factory=dict)
-    """Reduction: stages that must have run before a tensor of the region is known."""
-    place: dict[int, Index] = field(default_factory=dict)
-    """Where tensors of the region stand in its loop nest."""
-
-    def spreads(self, t: int) -> bool:
-        """Whether a tensor of a reduction region has an element for each of a row."""
-        return self.kind == "reduction" and places.spreads(self.place[t], self.space, self.axes)
-
-
 def partition(graph: OperationGraph, forced: frozenset[int] = frozenset(), sums: bool = False, rows: int = places.ROWS) -> Partition:
     """The maximal regions. ``forced``: tensors that must be stored although they could be fused. ``sums``: reductions of a matmul's rows or columns
     join its epilogue too, which not every engine takes; reductions of all its values always do. ``rows``: so many rows fill the device, and are
@@ -97,70 +72,12 @@ def unfused(graph: OperationGraph) -> Partition:
     return _Partitioner(graph, every, fuse=False).run()
 
 
-class _Partitioner:
+class _Partitioner(Drafts):
     def __init__(self, graph: OperationGraph, forced: frozenset[int], fuse: bool = True, sums: bool = False, rows: int = places.ROWS) -> None:
-        self.graph = graph
-        self.forced = forced
+        super().__init__(graph, forced)
         self.fuse = fuse
         self.sums = sums
         self.rows = rows
-        self.drafts: list[_Draft] = []
-        self.home: dict[int, int] = {}
-        self.stored_by: dict[int, int] = {}
-        self.waits: dict[int, frozenset[int]] = {}
-        self.cone: dict[int, frozenset[int]] = {}
-        self.notes: list[str] = []
-
-    # -- dependencies ---------------------------------------------------------------------------------------------------------------------
-    def _closure(self, regions: Iterable[int]) -> set[int]:
-        found: set[int] = set()
-        todo = list(regions)
-        while todo:
-            r = todo.pop()
-            if r not in found:
-                found.add(r)
-                todo.extend(self.drafts[r].before)
-        return found
-
-    def _needs(self, tensor: int) -> frozenset[int]:
-        """Regions that must have run before ``tensor`` can be had outside its home."""
-        if tensor in self.home:
-            return frozenset((self.home[tensor],))
-        return self.waits.get(tensor, frozenset())
-
-    def _may_join(self, region: int, tensors: Iterable[int]) -> bool:
-        return all(region not in self._closure(self._needs(t)) for t in tensors)
-
-    def _materialize(self, tensor: int, why: str) -> None:
-        while self._is_spare(tensor) and self._made_by(tensor).op in VIEWS and self._made_by(tensor).input_ids[0] in self.home:
-            tensor = self._made_by(tensor).input_ids[0]  # whoever reads it looks through the view
-        self._store(tensor, why)
-
-    def _store(self, tensor: int, why: str) -> None:
-        region = self.home[tensor]
-        if tensor not in self.stored_by:
-            self.stored_by[tensor] = region
-            self.drafts[region].stores.append(tensor)
-            if self.graph.tensors[tensor].virtual:
-                self.notes.append(f"'{self.graph.tensors[tensor].name}' is stored: {why}")
-
-    def _is_spare(self, tensor: int) -> bool:
-        """Whether nothing asks for a tensor to be stored."""
-        return self.graph.tensors[tensor].virtual and tensor not in self.forced and tensor not in self.stored_by
-
-    def _made_by(self, tensor: int) -> Node:
-        return self.graph.nodes[self.graph.producer[tensor]]
-
-    def _take(self, region: int, tensors: Iterable[int], why: str) -> None:
-        """Let ``region`` read ``tensors`` (from memory or as free values)."""
-        for t in tensors:
-            if t in self.home and self.home[t] != region:
-                self._materialize(t, why)
-            self.drafts[region].before |= self._needs(t) - {region}
-
-    def _new(self, draft: _Draft) -> int:
-        self.drafts.append(draft)
-        return len(self.drafts) - 1
 
     # -- one node at a time ---------------------------------------------------------------------------------------------------------------
     def run(self) -> Partition:
@@ -183,7 +100,7 @@ class _Partitioner:
 
     def _product(self, i: int, n: Node, kind: Kind) -> None:
         out = n.output_ids[0]
-        region = self._new(_Draft(kind, self.graph.tensors[out].dim, [i], place={out: places.of_anchor(self.graph, n)}))
+        region = self._new(Draft(kind, self.graph.tensors[out].dim, [i], place={out: places.of_anchor(self.graph, n)}))
         self._take(region, n.input_ids, f"matmul '{n.name}' reads it in tiles")
         self._settle(out, region)
 
@@ -202,7 +119,7 @@ class _Partitioner:
                 self._store_late(t)
             elif t in self.home:
                 self._store(t, f"attention '{n.name}' reads it in tiles")
-        region = self._new(_Draft("attention", self.graph.tensors[n.output_ids[0]].dim, [i]))
+        region = self._new(Draft("attention", self.graph.tensors[n.output_ids[0]].dim, [i]))
         self._take(region, n.input_ids, f"attention '{n.name}' reads it in tiles")
         for out in n.output_ids:
             self.home[out] = region
@@ -224,7 +141,7 @@ class _Partitioner:
         why = f"reduction '{n.name}' runs over it in another loop nest"
         region, again = self._sibling(space, axes, x, why) if self.fuse else (None, False)
         if region is None:
-            region = self._new(_Draft("reduction", space, axes=axes))
+            region = self._new(Draft("reduction", space, axes=axes))
         draft = self.drafts[region]
         draft.anchors.append(i)
         if again:
@@ -318,24 +235,6 @@ class _Partitioner:
         dim, space = self.graph.tensors[n.output_ids[0]].dim, self.graph.tensors[tensor].dim
         return f"'{n.name}' has dims {list(dim)}, its kernel ends with {list(space)}"
 
-    def _store_alone(self, out: int) -> None:
-        region = self._new(_Draft("pointwise", self.graph.tensors[out].dim, stores=[out], before=set(self.waits[out])))
-        self.stored_by[out] = region
-        self.waits[out] = frozenset((region,))
-        self.cone[out] = frozenset()
-
-    def _store_late(self, out: int) -> None:
-        """Store a value alone that regions were to calculate for themselves: from now on they read it, and so wait for it, as whoever reads a free
-        value behind which it stands."""
-        made = self.graph.producer[out]
-        users = [d for r, d in enumerate(self.drafts) if made in self._walk(self._wanted(d), r)[1]]
-        self._store_alone(out)
-        for d in users:
-            d.before.add(self.stored_by[out])
-        for t, behind in self.cone.items():
-            if made in behind:
-                self.waits[t] |= {self.stored_by[out]}
-
     # -- outputs --------------------------------------------------------------------------------------------------------------------------
     def _output(self, t: int) -> None:
         if t in self.stored_by:
@@ -345,7 +244,7 @@ class _Partitioner:
             return
         region = self._host(t)
         if region is None:
-            region = self._new(_Draft("pointwise", self.graph.tensors[t].dim))
+            region = self._new(Draft("pointwise", self.graph.tensors[t].dim))
         draft = self.drafts[region]
         draft.stores.append(t)
         draft.before |= self.waits[t]
@@ -365,40 +264,11 @@ class _Partitioner:
                 return r
         return None
 
-    def _result_dim(self, d: _Draft) -> Dims:
+    def _result_dim(self, d: Draft) -> Dims:
         return self.graph.tensors[self.graph.nodes[d.anchors[0]].output_ids[0]].dim
 
     # -- result ---------------------------------------------------------------------------------------------------------------------------
-    def _wanted(self, d: _Draft) -> list[int]:
-        """Tensors whose values the region must have: what it stores and what its anchors read."""
-        inputs = [t for a in (*d.anchors, *d.epilogue_reductions) for t in self.graph.nodes[a].input_ids]
-        return [*d.stores, *inputs]
-
-    def _memory_behind(self, tensors: Iterable[int], region: int | None = None) -> dict[int, None]:
-        reads, _ = self._walk(tensors, region)
-        return reads
-
-    def _walk(self, tensors: Iterable[int], region: int | None) -> tuple[dict[int, None], set[int]]:
-        """Tensors read from memory and nodes calculated to have ``tensors`` (in ``region``)."""
-        reads: dict[int, None] = {}
-        nodes: set[int] = set()
-        seen: set[int] = set()
-        todo = list(tensors)[::-1]
-        while todo:
-            t = todo.pop()
-            if t in seen:
-                continue
-            seen.add(t)
-            node = self.graph.producer.get(t)
-            own = self.stored_by.get(t, region) == region
-            if node is None or (not own and not self.cone.get(t)):
-                reads[t] = None
-            else:
-                nodes.add(node)
-                todo.extend(reversed(self.graph.nodes[node].input_ids))
-        return reads, nodes
-
-    def _stages(self, d: _Draft) -> tuple[tuple[int, ...], ...]:
+    def _stages(self, d: Draft) -> tuple[tuple[int, ...], ...]:
         """Anchors of a region by stage, if it walks its rows more than once; else nothing."""
         if d.kind != "reduction":
             return ()
