@@ -60,6 +60,8 @@ def _settle(node: NodeDecl, image: TensorDecl, out: TensorDecl) -> Sampling:
     found = sampling(node.attrs)
     if any(n < 1 or d < 1 for n, d in found.ratio):
         raise _refuse(node, "stride must be positive", "numbers > 0", [n / d if d else n for n, d in found.ratio])
+    if any(n >= 1 << 31 or d >= 1 << 31 for n, d in found.ratio):
+        raise _refuse(node, "stride is out of range", "a ratio of numbers below 2**31", [f"{n}/{d}" for n, d in found.ratio])
     if found.pools:
         _check_pooling(node, found, image)
     elif any(n < 1 for n in found.outputs(shapes.dims(image)[2:])):

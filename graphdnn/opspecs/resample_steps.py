@@ -19,10 +19,15 @@ from graphdnn.opspecs.window import Slide, windowed
 _INT = data_type.INT32
 _FAR = 1 << 28
 """An index that is none."""
+_AWAY = -2
+"""An element that has no weight in any result."""
 
 
 class _Steps:
-    """An expansion over windows: tensors of rank 2 + 2 * spatial, positions before taps. ``rank``: of the numbers that it makes."""
+    """An expansion over windows: tensors of rank 2 + 2 * spatial, positions before taps. ``rank``: of the numbers that it makes.
+
+    ``integer``: the type of places: INT64 where those of an interpolation, counted in 1 / (2 * denominator), do not fit in INT32.
+    """
 
     def __init__(self, e: Expansion, like: TensorDecl) -> None:
         self.e, self.found = e, sampling(e.node.attrs)
@@ -30,16 +35,18 @@ class _Steps:
         self.rank = 2 + 2 * self.spatial
         self.image = like.dim or ()
         self.taps = tuple(range(2 + self.spatial, self.rank))
+        reach = max(2 * (n * den + num + 3 * den) for n, (num, den) in zip(self.image[2:], self.found.ratio, strict=True))
+        self.integer = _INT if self.found.pools or reach < 1 << 31 else data_type.INT64
 
     def whole(self, mode: str, *inputs: TensorDecl, **attrs: Any) -> TensorDecl:
         """An integer step."""
-        found = self.e.pointwise(mode, *inputs, dtype=_INT, **attrs)
-        self.e.nodes[-1].compute = _INT
+        found = self.e.pointwise(mode, *inputs, dtype=self.integer, **attrs)
+        self.e.nodes[-1].compute = self.integer
         return found
 
     def number(self, value: int) -> TensorDecl:
         """An integer."""
-        return self.e.constant(value, self.rank, _INT)
+        return self.e.constant(value, self.rank, self.integer)
 
     def place(self, like: TensorDecl, axis: int) -> TensorDecl:
         """The coordinate along an axis."""
@@ -175,7 +182,7 @@ def _interpolate(e: Expansion, x: TensorDecl, steps: _Steps) -> None:
     if steps.found.mode == "BILINEAR":
         weights = []
         for a in range(steps.spatial):
-            element = windowed(e, steps.place(x, 2 + a), slides, -_FAR // (2 * steps.found.ratio[a][1]), _INT)
+            element = windowed(e, steps.place(x, 2 + a), slides, _AWAY, steps.integer)
             weights.append(steps.tent(a, steps.place(value, 2 + a), element))
         value = steps.weighted(value, weights)
     e.deliver("Y", steps.summed("ADD", value))
@@ -192,7 +199,7 @@ def expand_backward(e: Expansion) -> None:
         chosen = windowed(e, e.input("Index"), slides, -1, _INT)
         value = steps.chosen(value, steps.whole("CMP_EQ", chosen, steps.tap(chosen)))
     else:
-        places = [windowed(e, steps.place(dy, 2 + a), slides, 0, _INT) for a in range(steps.spatial)]
+        places = [windowed(e, steps.place(dy, 2 + a), slides, 0, steps.integer) for a in range(steps.spatial)]
         if steps.found.pools:
             value = e.pointwise("DIV", value, steps.counted(places))
         elif steps.found.mode == "BILINEAR":

@@ -129,6 +129,28 @@ def test_what_has_no_part_in_a_result_does_not_reach_it(device, name):
     np.testing.assert_array_equal(outcome.outputs["y"], full)
 
 
+@pytest.mark.parametrize("mode", ["NEAREST", "BILINEAR"])
+def test_places_beyond_int32(mode):
+    """4096ths of elements of a long line: their numbers need more than 32 bits. The line is its own index, so results are places."""
+    n, num, den = 600_000, 4095, 4096
+    g = graphdnn.pygraph(device="cpu", io_data_type=D.DOUBLE, compute_data_type=D.DOUBLE)
+    x = g.tensor(dim=(1, 1, n), layout="row", name="x")
+    y, _ = g.resample(x, mode, stride=[Fraction(num, den)])
+    dx = g.resample_backward(y, mode, stride=[Fraction(num, den)]).set_dim((1, 1, n)).set_output(True)
+    y.set_output(True)
+    built(g)
+    p = np.arange(n * den // num)
+    found, sums = np.zeros((1, 1, len(p))), np.zeros((1, 1, n))
+    g.execute({x: np.arange(n, dtype=np.float64).reshape(1, 1, n), y: found, dx: sums}, np.empty(g.get_workspace_size(), np.uint8))
+    wanted = p * num // den if mode == "NEAREST" else np.clip(((2 * p + 1) * num - den) / (2 * den), 0, n - 1)
+    np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-12)
+    low = np.floor(wanted).astype(int)
+    high = np.minimum(low + 1, n - 1)
+    part = wanted - low
+    total = np.bincount(low, wanted * (1 - part), n) + np.bincount(high, wanted * part, n)
+    np.testing.assert_allclose(sums[0, 0], total, rtol=1e-9, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------------------------------------------- gradients
 def run(case, arrays, kind):
     """Results in double precision on the CPU: [y, index] or [dx]."""
@@ -219,6 +241,7 @@ BAD = [
     ("BILINEAR", {}, "size of the interpolation"),
     ("BILINEAR", {"stride": (2,)}, "stride needs one entry"),
     ("BILINEAR", {"stride": (9, 1)}, "empty"),
+    ("MAXPOOL", {"window": (3, 2), "stride": (2**40, 1)}, "stride is out of range"),
     ("NEAREST", {"stride": (1, 1), "window": (2, 2)}, "neither window nor padding"),
     ("CUBIC", {"window": (2, 2)}, "mode not known"),
 ]
