@@ -38,12 +38,18 @@ class Setting:
         value = self.torch.randn(*dim, generator=self.generator).to(getattr(self.torch, dtype))
         return self.given(value.contiguous(memory_format=self.torch.channels_last) if nhwc else value)
 
+    def image(self, *dim: int, nhwc: bool) -> Any:
+        """An empty torch tensor."""
+        return self.torch.empty(dim, memory_format=self.torch.channels_last if nhwc else self.torch.contiguous_format)
+
     def value(self, made: Any) -> Any:
         """The data of a graph tensor."""
         return next(v for t, v in self.data if t is made)
 
-    def result(self, made: Any, dtype: str = "float32") -> None:
-        """Mark the next result."""
+    def result(self, made: Any, dtype: str = "float32", like: Any = None) -> None:
+        """Mark the next result; ``like``: a torch tensor whose dims and strides it gets; those that are inferred have channels last."""
+        if like is not None:
+            made.set_dim(list(like.shape)).set_stride(list(like.stride()))
         kind = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}[dtype]
         self.results.append(made.set_output(True).set_data_type(self.fe.data_type[kind]))
 
@@ -88,22 +94,23 @@ def _channels(s: Setting, c: int) -> tuple[Any, Any]:
 
 def _groupnorm(s: Setting, n: int, c: int, h: int, groups: int) -> Peer:
     x, (scale, bias) = s.random(n, c, h, h), _channels(s, c)
-    s.result(s.graph.groupnorm(s.fe.norm_forward_phase.INFERENCE, x, scale, bias, 1e-5, groups)[0])
+    s.result(s.graph.groupnorm(s.fe.norm_forward_phase.INFERENCE, x, scale, bias, 1e-5, groups)[0], like=s.value(x))
     return lambda x, scale, bias: s.torch.nn.functional.group_norm(x, groups, scale.flatten(), bias.flatten(), 1e-5)
 
 
 def _batchnorm(s: Setting, n: int, c: int, h: int) -> Peer:
     x, (scale, bias) = s.random(n, c, h, h), _channels(s, c)
-    for t in s.graph.batchnorm(x, scale, bias, None, None, 1e-5, None)[:3]:
-        s.result(t)
+    for t, like in zip(s.graph.batchnorm(x, scale, bias, None, None, 1e-5, None), (x, scale, scale), strict=False):
+        s.result(t, like=s.value(like))
     return lambda x, scale, bias: s.torch.native_batch_norm(x, scale.flatten(), bias.flatten(), None, None, True, 0.1, 1e-5)
 
 
 def _batchnorm_backward(s: Setting, n: int, c: int, h: int) -> Peer:
     dy, x, scale = s.random(n, c, h, h), s.random(n, c, h, h), s.random(1, c, 1, 1)
     variance, mean = s.torch.var_mean(s.value(x), (0, 2, 3), correction=0, keepdim=True)
-    for t in s.graph.batchnorm_backward(dy, x, scale, s.given(mean), s.given(s.torch.rsqrt(variance + 1e-5))):
-        s.result(t)
+    made = s.graph.batchnorm_backward(dy, x, scale, s.given(mean), s.given(s.torch.rsqrt(variance + 1e-5)))
+    for t, like in zip(made, (x, scale, scale), strict=True):
+        s.result(t, like=s.value(like))
 
     def peer(dy: Any, x: Any, scale: Any, mean: Any, inverse: Any) -> Any:
         given = (scale.flatten(), None, None, mean.flatten(), inverse.flatten())
@@ -115,20 +122,19 @@ def _batchnorm_backward(s: Setting, n: int, c: int, h: int) -> Peer:
 def _conv(s: Setting, n: int, c: int, h: int, k: int, nhwc: bool) -> Peer:
     x, w, bias = s.random(n, c, h, h, nhwc=nhwc), s.random(k, c, 3, 3, nhwc=nhwc), s.random(1, k, 1, 1)
     y = s.graph.conv_fprop(x, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1])
-    s.result(s.graph.relu(s.graph.bias(input=y, bias=bias)))
+    s.result(s.graph.relu(s.graph.bias(input=y, bias=bias)), like=s.image(n, k, h, h, nhwc=nhwc))
     return lambda x, w, bias: s.torch.relu(s.torch.conv2d(x, w, bias.flatten(), padding=1))
 
 
 def _depthwise(s: Setting, n: int, c: int, h: int, nhwc: bool) -> Peer:
     x, w = s.random(n, c, h, h, nhwc=nhwc), s.random(c, 1, 3, 3)
-    s.result(s.graph.conv_fprop(x, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1]))
+    s.result(s.graph.conv_fprop(x, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1]), like=s.value(x))
     return lambda x, w: s.torch.conv2d(x, w, padding=1, groups=c)
 
 
 def _depthwise_dgrad(s: Setting, n: int, c: int, h: int, nhwc: bool) -> Peer:
     dy, w = s.random(n, c, h, h, nhwc=nhwc), s.random(c, 1, 3, 3)
-    dx = s.graph.conv_dgrad(dy, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1])
-    s.result(dx.set_dim([n, c, h, h]).set_stride(list(s.value(dy).stride())))
+    s.result(s.graph.conv_dgrad(dy, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1]), like=s.value(dy))
 
     def peer(dy: Any, w: Any) -> Any:
         wanted = [True, False, False]
@@ -167,8 +173,7 @@ def _moe(s: Setting, tokens: int, experts: int, n: int, k: int) -> Peer:
 
 def _attention(s: Setting, b: int, h: int, length: int, d: int, causal: bool) -> Peer:
     q, k, v = (s.random(b, h, length, d) for _ in range(3))
-    o = s.graph.sdpa(q, k, v, attn_scale=1 / math.sqrt(d), use_causal_mask=causal, generate_stats=False)[0]
-    s.result(o.set_dim(list(q.dim)).set_stride(list(q.stride)))
+    s.result(s.graph.sdpa(q, k, v, attn_scale=1 / math.sqrt(d), use_causal_mask=causal, generate_stats=False)[0], like=s.value(q))
     return lambda q, k, v: s.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
@@ -178,7 +183,7 @@ def _attention_backward(s: Setting, b: int, h: int, length: int, d: int, causal:
     output, stats = aten._scaled_dot_product_flash_attention_for_cpu(s.value(q), s.value(k), s.value(v), 0.0, causal)
     o, rows = s.given(output), s.given(stats.contiguous().unsqueeze(-1))
     for t in s.graph.sdpa_backward(q, k, v, o, grad, rows, attn_scale=1 / math.sqrt(d), use_causal_mask=causal):
-        s.result(t.set_dim(list(q.dim)).set_stride(list(q.stride)))
+        s.result(t, like=s.value(q))
 
     def peer(q: Any, k: Any, v: Any, grad: Any, o: Any, rows: Any) -> Any:
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, o, rows.squeeze(-1), 0.0, causal)
@@ -195,7 +200,7 @@ def _named(name: str, title: str, declare: Callable[..., Peer], sizes: Sequence[
 _ELEMENTS = (("m", 4096, 5), ("n", 4096, 37))
 _ROWS = (("m", 4096, 5), ("n", 4096, 300))
 _MATRIX = (("m", 2048, 70), ("n", 2048, 50), ("k", 2048, 40))
-_IMAGES = (("n", 16, 2), ("c", 64, 6), ("h", 56, 9))
+_IMAGES = (("n", 32, 2), ("c", 64, 6), ("h", 56, 9))
 _CONV = (("n", 8, 2), ("c", 64, 5), ("h", 56, 9), ("k", 64, 7))
 _DEPTHWISE = (("n", 8, 2), ("c", 128, 19), ("h", 56, 9))
 _TOKENS = (("tokens", 2048, 45), ("experts", 8, 3), ("n", 1024, 33), ("k", 512, 17))
@@ -208,9 +213,9 @@ CASES: tuple[Case, ...] = (
     _named("layernorm", "layernorm fp32, 4096 x 4096", _layernorm, _ROWS),
     _named("rmsnorm", "rmsnorm fp32, 4096 x 4096", _rmsnorm, _ROWS),
     _named("softmax", "softmax fp32, 4096 x 4096", _softmax, _ROWS),
-    _named("groupnorm", "groupnorm fp32, N16 C64 56x56, 8 groups", _groupnorm, (*_IMAGES, ("groups", 8, 2))),
-    _named("batchnorm", "batchnorm in training fp32, N16 C64 56x56", _batchnorm, _IMAGES),
-    _named("batchnorm_backward", "batchnorm backward fp32, N16 C64 56x56", _batchnorm_backward, _IMAGES),
+    _named("groupnorm", "groupnorm fp32, N32 C64 56x56, 8 groups", _groupnorm, (*_IMAGES, ("groups", 8, 2))),
+    _named("batchnorm", "batchnorm in training fp32, N32 C64 56x56", _batchnorm, _IMAGES),
+    _named("batchnorm_backward", "batchnorm backward fp32, N32 C64 56x56", _batchnorm_backward, _IMAGES),
     _named("matmul", "matmul fp32, 2048^3", _matmul, _MATRIX),
     _named("fused_matmul", "matmul + scale + bias + GELU fp32, 2048^3", _fused_matmul, _MATRIX),
     _named("moe", "grouped matmul fp32, 2048 tokens, 8 experts, 512 to 1024", _moe, _TOKENS),
