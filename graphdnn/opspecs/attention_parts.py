@@ -127,10 +127,10 @@ class Problem:
         return np.asarray(philox.uniform(seed, offset, index) >= self.attrs["dropout_probability"], np.float64)
 
     def dropout(self) -> Array | None:
-        """Factors of the weights; None where none are dropped."""
+        """Factors of the weights, 0 where a mask hides the score; None where none are dropped."""
         if "Dropout_mask" in self.inputs:
             scale = float(self.inputs["Dropout_scale"].reshape(()))
-            return np.asarray(self.inputs["Dropout_mask"] * scale, np.float64)
+            return np.where(self.keep, self.inputs["Dropout_mask"] * scale, 0.0)
         if "Seed" not in self.inputs:
             return None
         return np.asarray(self.drawn() / (1.0 - self.attrs["dropout_probability"]))

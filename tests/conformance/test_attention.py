@@ -283,6 +283,20 @@ def test_masked_values_have_no_part_backward(device, name):
     assert outcome.excluded == 0 if case.lengths else 0 < outcome.excluded < outcome.elements
 
 
+@pytest.mark.parametrize("run", [run_forward, run_backward])
+def test_a_dropout_mask_has_no_part_where_scores_are_hidden(device, run):
+    """NaN and negative numbers there, beside NaN in V."""
+    case = Case(9, 11, 8, d_v=8, dropout_mask=True, window=TL, lengths=((9, 5), (11, 7)))
+    values = feeds(case)
+    hidden = np.arange(11) > np.arange(9)[:, None]
+    values["drop"] = np.where(hidden, np.random.default_rng(2).choice([np.nan, -1.0, np.inf], hidden.shape), values["drop"])
+    values = values if run is run_forward else with_results(case, values)
+    for n in "kv":
+        values[n][:, :, 9:] = np.nan  # no row has these columns
+    outcome = run(case, device, values)
+    assert all(np.isfinite(outcome.outputs[n]).all() for n in ("o", "dq", "dk", "dv") if n in outcome.outputs)
+
+
 def test_a_bias_of_minus_infinity_masks(device):
     """Rows of it alone give 0, and a gradient of 0."""
     case = Case(20, 24, bias=(1, 1, 20, 24))
