@@ -207,9 +207,9 @@ class AttentionFp8Ops(Declarations):
     ) -> list[Tensor]:
         """Gradients of sdpa_mxfp8: [dQ, dK, dV, Amax_dQ, Amax_dK, Amax_dV].
 
-        Q, K and V have a scale for every 32 elements of a row. The copies that are quantized along the other axis (``q_T``, ``k_T``, ``dO_T``) and
-        the quantized ``dO`` are for hardware that multiplies in MXFP8: here ``q``, ``k`` and ``dO_f16`` say the same more exactly, and they are not
-        read."""
+        ``q``, ``k``, ``v`` and ``dO`` have a scale for every 32 elements of a row; ``q_T``, ``k_T`` and ``dO_T``, of the same dims, are the same
+        values quantized along the other axis, with a scale for every 32 rows. Scores and dP are made of the first, dV of ``dO_T``, dK of ``q_T``, dQ
+        of ``k_T``; the row sums of dO * O of ``dO_f16`` and ``o_f16``."""
         call = Call(self, "SDPA_MXFP8_BWD", name)
         call.tensors(Q=("q", q), Q_T=("q_T", q_T), K=("k", k), K_T=("k_T", k_T), V=("v", v), O=("o_f16", o_f16), dO_f16=("dO_f16", dO_f16))
         call.tensors(dO=("dO", dO), dO_T=("dO_T", dO_T), Stats=("stats", stats), Descale_Q=("descale_q", descale_q))

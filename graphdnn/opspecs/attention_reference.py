@@ -108,7 +108,8 @@ def backward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
     lost = np.isneginf(stats)
     weights = np.where(p.keep & ~lost, np.exp(scores.final - np.where(lost, 0.0, stats)), 0.0)
     factor = 1.0 if p.dropout() is None else p.dropout()
-    d = np.sum(do * o, axis=-1, keepdims=True)
+    q, k, do_rows, do_16 = _copies(a, scores, do)
+    d = np.sum(do_16 * o, axis=-1, keepdims=True)
     dp = np.einsum("bhid,bhjd->bhij", do, scores.v) * factor
     ds = np.where(p.keep, weights * (dp - d), 0.0)
     steps = gradient_steps(node.attrs)
@@ -116,9 +117,9 @@ def backward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
         ds = np.where(p.keep, modified(steps, {"S": ds, "P": scores.raw}, scores.tensors, node), 0.0)
     keep, turned = _swap(p.keep), _swap(ds)
     found = {
-        "dQ": scores.scale * selected(p.keep, ds, scores.k),
-        "dK": p.sum_of_groups(scores.scale * selected(keep, turned, scores.q), p.sizes.h_k),
-        "dV": p.sum_of_groups(selected(keep, _swap(weights * factor), do), p.sizes.h_v),
+        "dQ": scores.scale * selected(p.keep, ds, k),
+        "dK": p.sum_of_groups(scores.scale * selected(keep, turned, q), p.sizes.h_k),
+        "dV": p.sum_of_groups(selected(keep, _swap(weights * factor), do_rows), p.sizes.h_v),
         "dS_max": np.max(np.abs(ds), axis=-1, keepdims=True, initial=0.0),
     }
     if "dBias" in dims:
@@ -129,6 +130,14 @@ def backward_formula(a: Arrays, dims: dict[str, Dims], node: Node) -> Arrays:
         share = np.where(p.rows & ~lost, np.exp(a["SINK_TOKEN"] - np.where(lost, 0.0, stats)), 0.0)
         found["DSINK_TOKEN"] = -np.sum(share * d, axis=(0, 2, 3))
     return found
+
+
+def _copies(a: Arrays, scores: Scores, do: Array) -> tuple[Array, Array, Array, Array]:
+    """Q, K and dO as the products over rows have them, and dO as D has it; MXFP8 gives these numbers of their own."""
+    p = scores.problem
+    q, rows, exact = (np.where(p.rows, a[port], 0.0) if port in a else other for port, other in (("Q_T", scores.q), ("dO_T", do), ("dO_f16", do)))
+    k = p.all_heads(np.where(p.cols, a["K_T"], 0.0)) if "K_T" in a else scores.k
+    return q, k, rows, exact
 
 
 def _summed(x: Array, dim: Dims) -> Array:

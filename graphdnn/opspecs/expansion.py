@@ -92,10 +92,18 @@ class Expansion:
         for a, d in enumerate(dim):
             extent = _dims(x)
             if d > extent[a]:
-                gap = (*extent[:a], d - extent[a], *extent[a + 1 :])
-                zeros = TensorDecl(dim=gap, stride=layout.packed(gap), dtype=x.dtype, by_value=True, constant=True, value=0)
-                x = self.add("CONCATENATE", {"0": x, "1": zeros}, (*extent[:a], d, *extent[a + 1 :]), {"axis": a}, ("Y", None), x.dtype)
+                x = self.concatenate([x, self.zeros((*extent[:a], d - extent[a], *extent[a + 1 :]), x.dtype)], a)
         return x
+
+    def zeros(self, dim: Dims, dtype: data_type) -> TensorDecl:
+        """A tensor of zeros, for :meth:`concatenate`."""
+        return TensorDecl(dim=dim, stride=layout.packed(dim), dtype=dtype, by_value=True, constant=True, value=0)
+
+    def concatenate(self, parts: Sequence[TensorDecl], axis: int) -> TensorDecl:
+        """One behind the other along ``axis``; all have the data type of the first."""
+        extent = sum(_dims(t)[axis] for t in parts)
+        dim = (*_dims(parts[0])[:axis], extent, *_dims(parts[0])[axis + 1 :])
+        return self.add("CONCATENATE", {str(i): t for i, t in enumerate(parts)}, dim, {"axis": axis}, ("Y", None), parts[0].dtype)
 
     def deliver(self, port: str, value: TensorDecl, logical: Dims | None = None) -> None:
         """Let ``value`` be the output at ``port``, if the node has it: the last thing to do with a value.

@@ -156,7 +156,7 @@ WIDE_Q, WIDE_K, BLOCKED_K = (1, 2, 5, 32), (1, 1, 32, 32), (1, 1, 1, 32)
 
 def scaled(c: Case, name: str, dim: Sequence[int], axis: int) -> Form:
     """A tensor and its scales along ``axis``."""
-    counts = [n // 32 if a == axis else n for a, n in enumerate(dim)]
+    counts = [-(-n // 32) if a == axis else n for a, n in enumerate(dim)]
     return {name: c.t(name, dim, data=Data("normal", hi=0.25)), f"descale_{name}": c.t(f"descale_{name}", counts, D.FP8_E8M0)}
 
 
@@ -172,8 +172,8 @@ def mxfp8(c: Case) -> Iterator[tuple[str, Form]]:
 
 def mxfp8_backward(c: Case) -> Iterator[tuple[str, Form]]:
     """As for sdpa_backward."""
-    tensors = scaled(c, "q", WIDE_Q, 3) | scaled(c, "q_T", WIDE_Q, 3) | scaled(c, "k", WIDE_K, 3) | scaled(c, "k_T", WIDE_K, 3)
-    tensors |= scaled(c, "v", WIDE_K, 3) | scaled(c, "dO", WIDE_Q, 3) | scaled(c, "dO_T", WIDE_Q, 3)
+    tensors = scaled(c, "q", WIDE_Q, 3) | scaled(c, "q_T", WIDE_Q, 2) | scaled(c, "k", WIDE_K, 3) | scaled(c, "k_T", WIDE_K, 2)
+    tensors |= scaled(c, "v", WIDE_K, 3) | scaled(c, "dO", WIDE_Q, 3) | scaled(c, "dO_T", WIDE_Q, 2)
     tensors |= {n: c.t(n, WIDE_Q, D.BFLOAT16) for n in ("o_f16", "dO_f16")}
     tensors["stats"] = c.t("stats", (1, 2, 5, 1), D.FLOAT, data=Data("uniform", 3, 5))
     padding = {n: c.t(n, ONE, D.INT32, data=given(x)) for n, x in (("seq_len_q", 4), ("seq_len_kv", 30))}

@@ -178,10 +178,11 @@ def test_mxfp8(device, sizes, dtype, reordered):
     check_graph(build, device, graph=GRAPH, runs=1)
 
 
-@pytest.mark.parametrize("dtype", [D.BFLOAT16, D.FLOAT])
-def test_mxfp8_backward(device, dtype):
+@pytest.mark.parametrize(("dtype", "tiled"), [(D.BFLOAT16, False), (D.FLOAT, True)])
+def test_mxfp8_backward(device, dtype, tiled):
+    """Every operand has numbers of its own: what a product reads shows. S has q and k, dP do and v, dQ k_t, dK q_t, dV do_t, D do16 and o."""
     need("attention_bwd")
-    b, h, h_k, s_q, s_kv, d = 2, 2, 1, 33, 40, 32
+    b, h, h_k, s_q, s_kv, d = 2, 2, 1, 7, 34, 8
 
     def build(g):
         dims = {"q": (b, h, s_q, d), "k": (b, h_k, s_kv, d), "v": (b, h_k, s_kv, d)}
@@ -189,7 +190,8 @@ def test_mxfp8_backward(device, dtype):
         q_t, k_t, do, do_t = (inputs(g, (n,), dims[like])[0] for n, like in (("q_t", "q"), ("k_t", "k"), ("do", "q"), ("do_t", "q")))
         o, do16 = inputs(g, ("o", "do16"), dims["q"], D.BFLOAT16)
         (stats,) = inputs(g, ("stats",), (b, h, s_q, 1), D.FLOAT)
-        descales = [scale(g, f"descale_{t.get_name()}", t.get_dim(), 3, False) for t in (q, q_t, k, k_t, v, do, do_t)]
+        along = [(q, 3), (q_t, 2), (k, 3), (k_t, 2), (v, 3), (do, 3), (do_t, 2)]
+        descales = [scale(g, f"descale_{t.get_name()}", t.get_dim(), a, tiled) for t, a in along]
         made = g.sdpa_mxfp8_backward(q, q_t, k, k_t, v, o, do16, do, do_t, stats, *descales, attn_scale=0.01, right_bound=0)
         for t, n in zip(made, ("dq", "dk", "dv", "amax_dq", "amax_dk", "amax_dv"), strict=True):
             done(t, n, dims.get(n[1:], ONE), dtype if n[0] == "d" else D.FLOAT)
