@@ -65,4 +65,3 @@ def test_a_part_that_others_read(device):
         g.matmul(q, g.transpose(k, (0, 1, 3, 2))).set_output(True).set_name("scores").set_data_type(D.FLOAT)
 
     assert check_graph(build, device, graph=IN_FLOAT).graph.explain().kernels == 2
-

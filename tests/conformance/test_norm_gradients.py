@@ -142,3 +142,13 @@ def test_gradient_of_logsumexp():
     want.backward(pack[dy])
     torch.testing.assert_close(pack[y], want.detach())
     torch.testing.assert_close(pack[dx], a.grad)
+    found, start = torch.zeros(3, 7).double(), a.detach().clone()
+    for place in np.ndindex(3, 7):
+        ends = []
+        for step in (1e-6, -1e-6):
+            pack[x] = start.clone()
+            pack[x][place] += step
+            g.execute(pack | {dx: torch.empty(3, 7).double()}, np.zeros(g.get_workspace_size(), np.uint8))
+            ends.append(torch.sum(pack[y] * pack[dy]))
+        found[place] = (ends[0] - ends[1]) / 2e-6
+    torch.testing.assert_close(found, a.grad, rtol=1e-6, atol=1e-7)
