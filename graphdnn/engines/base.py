@@ -112,6 +112,20 @@ class Engine(ABC):
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe: ...
 
 
+class Scratch:
+    """Hands out a region's own workspace, in parts that start at multiples of 256 bytes. ``size``: bytes so far."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.size = 0
+
+    def take(self, nbytes: int) -> Buffer:
+        """The next ``nbytes`` bytes."""
+        buffer = Buffer("workspace", -1, self.size)
+        self.size += (nbytes + 255) // 256 * 256
+        return buffer
+
+
 def placeholder(region: Region) -> dict[int, Buffer]:
     """Buffers to build a tape with where only its form matters."""
     return {t: Buffer("tensor", t) for t in (*region.reads, *region.stores, *(t for t, _ in region.views))}

@@ -20,8 +20,8 @@ from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.engines import conv_stages
-from graphdnn.engines.base import Engine, Knobs, chain, header
-from graphdnn.engines.conv_stages import Placed, Stage, Workspace
+from graphdnn.engines.base import Engine, Knobs, Scratch, chain, header
+from graphdnn.engines.conv_stages import Placed, Stage
 from graphdnn.engines.conv_tiles import Tiles, accepts, tiles_of, volume
 from graphdnn.ir.index import Linear, Var, var
 from graphdnn.ir.opgraph import OperationGraph
@@ -74,9 +74,9 @@ class ConvFft(Engine):
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
         tiles = _tiles(graph, region, knobs)
-        plan, space = _Plan(tiles), Workspace()
-        half = space.take(max(plan.halves), tiles.item)
-        v, u, m = (space.take(n, tiles.item) for n in plan.elements)
+        plan, space = _Plan(tiles), Scratch()
+        half = space.take(max(plan.halves) * tiles.item)
+        v, u, m = (space.take(n * tiles.item) for n in plan.elements)
         product = conv_stages.product(tiles.calc, plan.sizes, device, v, u, m, space.size)
         words, title = chain(graph, region), header(graph, region, knobs)
 

@@ -79,19 +79,6 @@ class Stage:
     target: Placed | Finished
 
 
-class Workspace:
-    """Hands out scratch memory."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def take(self, elements: int, item: int) -> Buffer:
-        """A buffer of so many elements of ``item`` bytes."""
-        buffer = Buffer("workspace", -1, self.size)
-        self.size += (elements * item + 255) // 256 * 256
-        return buffer
-
-
 def kernel(stage: Stage, signature: Signature, calc: str, title: list[str], cpu: bool) -> tuple[KernelSpec, Launch]:
     """The kernel of a stage and its launch."""
     return (_cpu if cpu else _cuda)(stage, signature, calc, title)

@@ -18,8 +18,8 @@ from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.engines import conv_stages
-from graphdnn.engines.base import Engine, Knobs, chain, header
-from graphdnn.engines.conv_stages import Placed, Stage, Workspace
+from graphdnn.engines.base import Engine, Knobs, Scratch, chain, header
+from graphdnn.engines.conv_stages import Placed, Stage
 from graphdnn.engines.conv_tiles import Tiles, accepts, tiles_of
 from graphdnn.ir.index import Var, var
 from graphdnn.ir.opgraph import OperationGraph
@@ -73,8 +73,8 @@ class ConvWinograd(Engine):
         return FastConv("winograd", knobs.size)
 
     def _lower(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs, memory: Mapping[int, Buffer]) -> Recipe:
-        tiles, space = _tiles(graph, region, knobs), Workspace()
-        v, u, m = (space.take(n, tiles.item) for n in _elements(tiles))
+        tiles, space = _tiles(graph, region, knobs), Scratch()
+        v, u, m = (space.take(n * tiles.item) for n in _elements(tiles))
         product = conv_stages.product(tiles.calc, _sizes(tiles), device, v, u, m, space.size)
         words, title, recipes = chain(graph, region), header(graph, region, knobs), []
         first, last = (_image(tiles, v, words), _filter(tiles, u, words)), _result(tiles, m, words)

@@ -11,7 +11,7 @@ from typing import Any
 from graphdnn.codegen.spec import Buffer, Constant, KernelSpec, Launch, Matrix, Memset, Panels, Recipe, Step
 from graphdnn.codegen.tape import Load
 from graphdnn.dtypes import data_type
-from graphdnn.engines.base import ceil_div, entry_name, power_of_two
+from graphdnn.engines.base import Scratch, ceil_div, entry_name, power_of_two
 from graphdnn.engines.matmul_parts import MatmulParts, Operand
 from graphdnn.engines.matmul_sums import Partials, end_of, finish, partials
 from graphdnn.engines.strips import GRAIN, Strips, merged, runs_along_rows, strip_of, strips
@@ -27,18 +27,6 @@ BLAS = {"float32": data_type.FLOAT, "float64": data_type.DOUBLE}
 """Register types that BLAS multiplies."""
 
 
-class _Scratch:
-    """Hands out workspace."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def take(self, nbytes: int) -> Buffer:
-        buffer = Buffer("workspace", -1, self.size)
-        self.size += (nbytes + 255) // 256 * 256
-        return buffer
-
-
 def lower(parts: MatmulParts, rows: int, words: str, title: list[str]) -> Recipe:
     """Kernels and steps; ``rows``: rows of a panel."""
     if parts.reduced == 0:
@@ -50,7 +38,7 @@ def lower(parts: MatmulParts, rows: int, words: str, title: list[str]) -> Recipe
 class _Lowering:
     def __init__(self, parts: MatmulParts, words: str, title: list[str]) -> None:
         self.parts, self.words, self.title = parts, words, title
-        self.scratch = _Scratch()
+        self.scratch = Scratch()
         self.kernels: list[KernelSpec] = []
         self.item = 8 if parts.calc.endswith("64") else 4
         loops = parts.loops
