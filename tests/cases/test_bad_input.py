@@ -9,7 +9,7 @@ import pytest
 
 import graphdnn
 from graphdnn import data_type, norm_forward_phase
-from graphdnn.errors import BuildError, ExecutionError, ValidationError
+from graphdnn.errors import BuildError, ExecutionError, NotSupportedError, ValidationError
 from tests.attention_cases import need
 
 D = data_type
@@ -103,10 +103,10 @@ CASES = {
             .set_dim((2, 3, 4, 8))
             .set_stride((96, 32, 8, 1))
         ),
-        Exception,
-        "",
-        "head",
-        "3",
+        NotSupportedError,
+        "k",
+        "heads of Q",
+        "divisor of 3",
         "2",
     ),
     "K of a matmul": (lambda g: g.matmul(t(g, "a", 3, 7), t(g, "b", 8, 5), name="node"), ValidationError, "", "K differs", "7", r"'b' \[8, 5\]"),

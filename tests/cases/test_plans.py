@@ -1,4 +1,4 @@
-"""C1 C6 C8 C9 P3: caches, stored plans, pickles, kernels in plain fp32."""
+"""C1 C3 C6 C8 C9 P3: caches, stored plans, pickles, kernels in plain fp32."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,7 +205,17 @@ def test_C9_entry_that_is_damaged_is_built_again(empty_cache):
     assert repaired["misses"] == 0 and repaired["disk_hits"] > 0
 
 
-def _in_new_process(folder) -> dict[str, int]:
+def test_C3_a_hit_names_its_file(empty_cache):
+    """The log of the second process says which file every kernel came from, and that file is there."""
+    assert not re.search("cache hit", _in_new_process(empty_cache, GRAPHDNN_LOG="debug")["said"])
+    second = _in_new_process(empty_cache, GRAPHDNN_LOG="debug")
+    folders = re.findall(r"cache hit from (\S+)", second["said"])
+    assert len(folders) == second["disk_hits"] > 0
+    assert all(Path(f).is_relative_to(empty_cache) and list(Path(f).iterdir()) for f in folders)
+
+
+def _in_new_process(folder, **env) -> dict[str, Any]:
+    """Build and run x + 0.5 in a new process: what its cache counted, and what it ``said`` in its log."""
     script = (
         "import json, numpy as np, graphdnn\nfrom graphdnn.plans import cache\nF = graphdnn.data_type.FLOAT\n"
         "g = graphdnn.pygraph(device='cpu', io_data_type=F, compute_data_type=F)\nx = g.tensor(dim=[24], stride=[1], uid=1)\n"
@@ -214,12 +225,12 @@ def _in_new_process(folder) -> dict[str, int]:
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "GRAPHDNN_CACHE_DIR": str(folder), "PYTHONPATH": ROOT},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "GRAPHDNN_CACHE_DIR": str(folder), "PYTHONPATH": ROOT} | env,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]) | {"said": done.stderr}
 
 
 def test_P3_no_double_precision_in_fp32_kernels():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import graphdnn
 from graphdnn import data_type
@@ -17,7 +18,6 @@ from graphdnn.frontend.names import convolution_mode
 from graphdnn.opspecs.pointwise import POINTWISE
 from tests.api_table.pointwise import GIVEN
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
 DOUBLE = data_type.DOUBLE
 

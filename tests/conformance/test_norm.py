@@ -337,7 +337,7 @@ def test_batch_of_one_element_a_channel(device):
 @pytest.mark.parametrize("dim", [DIM, (2, 3, 190, 180)], ids=str)
 def test_running_statistics_in_place(device, dim):
     """The next running statistics written over the previous ones, in one kernel or cut into several."""
-    torch = pytest.importorskip("torch")
+    import torch
     dim = tuple(min(d, 9) for d in dim) if device == "cudasim" else dim
     g = graphdnn.pygraph(device=device, **IN_FLOAT)
     x, (s, b, m, v) = g.tensor(dim=dim, layout="row"), (g.tensor(dim=[1, dim[1], 1, 1], layout="row") for _ in range(4))

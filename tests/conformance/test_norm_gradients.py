@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import graphdnn
 from graphdnn import data_type, norm_forward_phase
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
 DIM, EPSILON = (3, 4, 2, 5), 1e-3
 C, LAST, INNER = (1, 4, 1, 1), (1, 1, 1, 5), (1, 4, 2, 5)

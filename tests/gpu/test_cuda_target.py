@@ -168,7 +168,7 @@ def test_threads_with_their_own_streams(axpb: Executable) -> None:
 
 
 def test_torch_tensors_on_a_torch_stream(axpb: Executable) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         x = torch.randn(N, device="cuda")
@@ -178,7 +178,7 @@ def test_torch_tensors_on_a_torch_stream(axpb: Executable) -> None:
 
 
 def test_a_captured_graph_outlives_the_executable(target: CudaTarget) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     x, y = torch.randn(N, device="cuda"), torch.full((N,), float("nan"), device="cuda")
     graph = torch.cuda.CUDAGraph()
     text = AXPB.replace("* a) + b", "* a) + b + b")
@@ -212,7 +212,7 @@ def test_the_context_of_the_caller_stays_current(axpb: Executable) -> None:
 def test_a_second_gpu_while_the_first_is_current() -> None:
     if _libcuda.driver().value("cuDeviceGetCount") < 2:
         pytest.skip("one GPU")
-    torch = pytest.importorskip("torch")
+    import torch
     torch.cuda.set_device(0)
     executable = load(get(device.cuda(1)), AXPB_SPEC, AXPB, AXPB_STEP)  # type: ignore[arg-type]
     x = torch.randn(N, device="cuda:1")

@@ -250,7 +250,7 @@ def test_datatypes_submodule():
     from graphdnn import datatypes
 
     assert datatypes.is_torch_available() == (importlib.util.find_spec("torch") is not None)
-    torch = pytest.importorskip("torch")
+    import torch
     assert datatypes._torch_to_cudnn_data_type(torch.bfloat16) is graphdnn.data_type.BFLOAT16
     assert datatypes._cudnn_to_torch_data_type(graphdnn.data_type.FP8_E4M3) is torch.float8_e4m3fn
     assert datatypes._cudnn_to_torch_data_type(graphdnn.data_type.NOT_SET) is None

@@ -22,7 +22,7 @@ def test_floors_are_those_of_the_performance_page():
 
 @pytest.mark.parametrize("amax", [True, False])
 def test_the_graph_is_one_kernel_on_the_tensor_cores(amax):
-    torch = pytest.importorskip("torch")
+    import torch
     data = {n: torch.empty(s, dtype=torch.bfloat16) for n, s in (("A", (2, 256, 512)), ("B", (2, 512, 256)), ("bias", (1, 1, 256)))}
     g = graphdnn.pygraph(
         io_data_type=graphdnn.data_type.BFLOAT16,
@@ -55,7 +55,7 @@ def test_shapes_on_the_command_line():
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
-    torch = pytest.importorskip("torch")
+    import torch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExecutionError, match="needs a GPU"):
         bench.run()
@@ -86,7 +86,7 @@ QUICK = ("add_relu_bf16", "rmsnorm", "softmax", "moe")
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in cpu_cases.CASES])
 def test_a_case_of_the_cpu_is_what_torch_computes(case):
-    torch = pytest.importorskip("torch")
+    import torch
     made = cpu.prepare(torch, case, case.small)
     with torch.no_grad():
         found, other, right = cpu.errors(made)
@@ -98,7 +98,7 @@ def test_a_case_of_the_cpu_is_what_torch_computes(case):
 
 
 def test_a_wrong_result_is_said_to_be_wrong():
-    torch = pytest.importorskip("torch")
+    import torch
     case = cpu_cases.CASES[0]
     made = cpu.prepare(torch, case, case.small)
     made.expected[0][0, 0] += 1.0
@@ -108,7 +108,7 @@ def test_a_wrong_result_is_said_to_be_wrong():
 
 
 def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys):
-    torch = pytest.importorskip("torch")
+    import torch
     threads, path = torch.get_num_threads(), tmp_path / "cpu.json"
     assert cli.main(["bench", "cpu", "--small", "--rounds", "1", "--only", "softmax", "--only", "moe", "--json", str(path)]) == 0
     head, softmax, moe = capsys.readouterr().out.splitlines()

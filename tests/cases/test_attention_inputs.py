@@ -11,7 +11,7 @@ import graphdnn
 from graphdnn import data_type
 from graphdnn.errors import ValidationError
 from tests.attention_cases import Case, feeds, need, run_backward, run_forward, with_results
-from tests.helpers import Data, check_graph, given
+from tests.helpers import Data, built, check_graph, given
 
 D = data_type
 F32 = {"io_data_type": D.FLOAT, "intermediate_data_type": D.FLOAT, "compute_data_type": D.FLOAT}
@@ -83,6 +83,42 @@ def test_L13_dO_has_strides_of_its_own(device, kind):
     dtype, s_kv = (D.BFLOAT16, 40 if device == "cudasim" else 1000) if kind == "one row of q" else (D.FLOAT, s)
     data = {"stats": Data("uniform", 5, 6), "o": Data("normal", hi=0.5)}
     check_graph(gradient(dim, (sequence_first, do), s_kv, dtype), device, data=data, graph=F32, runs=1)
+
+
+@pytest.mark.parametrize("where", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_L13_a_long_decoding_step(where):
+    """The reported size: one row of q, 65536 keys, 16 heads of 64, bf16, dO of sum().backward(), whose strides are all 0. Against float64 formulas
+    here, since intervals of that many scores take minutes. A gradient of K or V is one product, rounded once; that of Q is a sum, whose error is
+    within 2^-12 of its terms' magnitudes if no more than 2^12 roundings lie behind any of them."""
+    import torch
+
+    h, d, s_kv, scale = 16, 64, 65536, 0.125
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, h, n, d).bfloat16() for n in (1, s_kv, s_kv))
+    do = torch.tensor(1.0, dtype=torch.bfloat16).expand(1, h, 1, d)
+    wide = {n: t.double() for n, t in {"q": q, "k": k, "v": v, "do": do}.items()}
+    scores = scale * wide["q"] @ wide["k"].transpose(2, 3)
+    stats = scores.logsumexp(3, keepdim=True).float()
+    p = (scores - stats.double()).exp()
+    o = (p @ wide["v"]).bfloat16()
+    dp, delta = wide["do"] @ wide["v"].transpose(2, 3), (wide["do"] * o.double()).sum(3, keepdim=True)
+    ds, size = scale * p * (dp - delta), scale * p * (dp.abs() + delta.abs())
+    want = {"dq": ds @ wide["k"], "dk": ds.transpose(2, 3) @ wide["q"], "dv": p.transpose(2, 3) @ wide["do"]}
+    room = {"dq": 2.0**-12 * size @ wide["k"].abs(), "dk": 2.0**-12 * size.transpose(2, 3) @ wide["q"].abs(), "dv": 2.0**-12 * want["dv"].abs()}
+
+    g = graphdnn.pygraph(device=where, **F32)
+    inputs = [g.tensor_like(t.to(where)).set_name(n) for n, t in (("q", q), ("k", k), ("v", v), ("o", o), ("do", do), ("stats", stats))]
+    assert inputs[4].get_stride() == [0, 0, 0, 0]
+    made = g.sdpa_backward(*inputs, attn_scale=scale)
+    found = {n: torch.full_like(t, float("nan"), device=where) for n, t in (("dq", q), ("dk", k), ("dv", v))}
+    for t, (n, x) in zip(made, found.items(), strict=True):
+        t.set_dim(list(x.shape)).set_stride(list(x.stride())).set_output(True).set_name(n).set_data_type(D.BFLOAT16)
+    built(g)
+    pack = {n: t.to(where) for n, t in (("q", q), ("k", k), ("v", v), ("o", o), ("do", do), ("stats", stats))} | found
+    g.execute(pack, torch.empty(max(g.get_workspace_size(), 1), dtype=torch.uint8, device=where))
+    for n, x in found.items():
+        wrong = (x.cpu().double() - want[n]).abs() > 2.0**-8 * want[n].abs() + room[n]
+        assert not wrong.any(), f"{n}: {int(wrong.sum())} elements"
 
 
 LENGTHS = (1, 2, 31, 33, 63, 64, 65, 97, 127, 129, 192, 704)
