@@ -14,6 +14,8 @@ SHARES = {
     ("test_api_table", "cudasim"): 128,
     ("test_attention", "cpu"): 20,
     ("test_attention", "cudasim"): 48,
+    ("test_attention_inputs", "cpu"): 4,
+    ("test_attention_inputs", "cudasim"): 48,
     ("test_bitwise", "cpu"): 16,
     ("test_bitwise", "cudasim"): 32,
     ("conformance", "cpu"): 14,
