@@ -102,7 +102,7 @@ TORCH = CASES | {"causal, in FLOAT": Case(18, 18, 8, h=4, h_k=2, window=(None, 0
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "groups, band, bias, sink" else pytest.mark.slow) for n in TORCH])
 def test_torch_autograd(name):
     """Gradients of Q, K, V, the bias and the sink by torch."""
-    torch = pytest.importorskip("torch")
+    import torch
     case = TORCH[name]
     values, rng = feeds(case), np.random.default_rng(4)
     given = {n: torch.tensor(values[n], dtype=torch.float64, requires_grad=True) for n in OUTPUTS if n in values}
