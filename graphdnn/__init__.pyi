@@ -12,6 +12,7 @@ from graphdnn.errors import SerializationError as SerializationError
 from graphdnn.errors import ValidationError as ValidationError
 from graphdnn.errors import cudnnGraphNotSupportedError as cudnnGraphNotSupportedError
 from graphdnn.errors import last_error_string as get_last_error_string
+from graphdnn.frontend.ahead import compile_for as compile_for
 from graphdnn.frontend.decorators import graph as graph
 from graphdnn.frontend.decorators import graph_cache as graph_cache
 from graphdnn.frontend.decorators import jit as jit
@@ -58,6 +59,7 @@ __all__ = [
     "backend_version_string",
     "behavior_note",
     "build_plan_policy",
+    "compile_for",
     "create_device_properties",
     "create_handle",
     "create_kernel_cache",

@@ -6,6 +6,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "graphdnn.dtypes": ("data_type",),
     "graphdnn.errors": ("BuildError", "ExecutionError", "GraphError", "KindError", "NotSupportedError", "SerializationError", "ValidationError")
     + ("cudnnGraphNotSupportedError",),
+    "graphdnn.frontend.ahead": ("compile_for",),
     "graphdnn.frontend.decorators": ("graph", "graph_cache", "jit"),
     "graphdnn.frontend.enums": ("attention_implementation", "behavior_note", "build_plan_policy", "diagonal_alignment", "heur_mode", "knob_type")
     + ("moe_grouped_matmul_mode", "norm_forward_phase", "numerical_note", "reshape_mode", "scalar_type", "tensor_reordering"),

@@ -56,7 +56,7 @@ def _load(path: Path, device: str | None) -> tuple[ExecutionPlan | None, Any]:
     from graphdnn.plans import serialize
 
     data = _read(path)
-    if data[: len(serialize.MAGIC)] == serialize.MAGIC:
+    if serialize.is_plan(data):
         return serialize.load(data, devices.parse(device) if device else None), None
     try:
         text = data.decode()
@@ -164,22 +164,39 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    from graphdnn.plans import serialize
+    from graphdnn.plans import container, serialize
 
     start = time.perf_counter()
     with _progress(args.quiet) as tell:
-        plan = _built(args.file, args.device, tell)
+        plans = _for_each(args, tell) if args.arch else [_built(args.file, args.device, tell)]
         path = args.output or args.file.with_suffix(".gdnn")
-        data = serialize.dump(plan)
-        path.write_bytes(data)
-    print(f"{plan.name} on {plan.device.text}: kernels {len(plan.kernels)}, workspace {plan.workspace_bytes} bytes")
-    for k in plan.kernels:
-        facts = f"{len(k.binary.code)} bytes of code"
-        if k.registers:
-            facts += f", {k.registers} registers, {k.shared_bytes} bytes shared, {k.spill_bytes} bytes spilled"
-        print(f"  {k.name}: {facts} ({k.origin})")
+        data = serialize.merge(map(serialize.dump, plans)) if len(plans) > 1 else serialize.dump(plans[0])
+        container.write(path, data)
+    for plan in plans:
+        print(f"{plan.name} on {plan.device.text}: kernels {len(plan.kernels)}, workspace {plan.workspace_bytes} bytes")
+        for k in plan.kernels:
+            facts = f"{len(k.binary.code)} bytes of code"
+            if k.registers:
+                facts += f", {k.registers} registers, {k.shared_bytes} bytes shared, {k.spill_bytes} bytes spilled"
+            print(f"  {k.name}: {facts} ({k.origin})")
     print(f"{path}: {len(data)} bytes, {time.perf_counter() - start:.2f} s")
     return 0
+
+
+def _for_each(args: argparse.Namespace, tell: Callable[[str], None]) -> list[ExecutionPlan]:
+    """A plan for each architecture of --arch."""
+    from graphdnn.frontend import ahead
+
+    if args.device:
+        found = f"--arch {args.arch} --device {args.device}"
+        raise ValidationError(explain("--arch and --device exclude each other", found=found, fix="name the device among those of --arch"))
+    try:
+        text = _read(args.file).decode()
+    except UnicodeDecodeError as error:
+        raise ValidationError(
+            explain(f"'{args.file}' is no JSON text of a graph", found=str(error), fix="a plan that is built has its architecture")
+        ) from error
+    return ahead.plans_for(text, args.arch, args.file.stem, tell=tell)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -248,7 +265,8 @@ def _parser() -> argparse.ArgumentParser:
     drawn = command("draw", _draw, "a picture of the graph and of what is fused")
     drawn.add_argument("-o", "--output", type=Path, help="file to write; default: beside the graph")
     drawn.add_argument("--format", choices=("svg", "png", "dot", "mermaid"), help="default: by the suffix of the output, else svg")
-    made = command("compile", _compile, "build a plan and store it; needs no GPU")
+    made = command("compile", _compile, "build plans for one or several architectures and store them in one file; needs no GPU")
+    made.add_argument("--arch", metavar="LIST", help="architectures of the plans in the file, such as sm_80,sm_90a,cpu; in place of --device")
     made.add_argument("-o", "--output", type=Path, help="file to write; default: beside the graph, with suffix .gdnn")
     ran = command("run", _run, "run a graph or plan on random inputs and compare it with the float64 reference")
     ran.add_argument("--seed", type=int, default=0, help="of the random inputs")

@@ -161,6 +161,12 @@ def split_arch(arch: str) -> tuple[int, int, str]:
     return int(found[1]), int(found[2]), found[3]
 
 
+def runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether machine code for ``arch`` runs on a GPU: on its own generation, not older; with an "a" on that very capability."""
+    major, minor, suffix = split_arch(arch)
+    return capability[0] == major and (capability[1] == minor if suffix == "a" else capability[1] >= minor)
+
+
 def known_archs() -> tuple[str, ...]:
     """Architectures that ``describe`` knows."""
     return tuple(_GPUS)

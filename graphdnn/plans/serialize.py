@@ -1,19 +1,17 @@
 """A built plan as bytes, and back.
 
-Layout: magic (8), format version (4), SHA-256 of all that follows (32), length of the JSON (8), JSON, then for every kernel its source text and its
-binary. The JSON holds versions, device, graph, partition, engines, knobs, launch recipe and what is known of each kernel. Loading creates only the
-dataclasses of those (see ``codec``), executes nothing, and needs no compiler where the binaries fit: on the same GPU architecture, or on a CPU that
-the same toolchain would compile for in the same way. On another CPU, and in the simulator (whose binaries are Python text, which a file must not
-bring in), the plan is lowered and compiled again from graph, engine and knobs.
+A sealed file (see ``container``): JSON, then for every kernel its source text and its binary. The JSON holds versions, device, graph, partition,
+engines, knobs, launch recipe and what is known of each kernel. Loading creates only the dataclasses of those (see ``codec``), executes nothing, and
+needs no compiler where the binaries run: on a GPU that takes their architecture, or on a CPU of the same name and features. On another CPU, and in
+the simulator (whose binaries are Python text, which a file must not bring in), the plan is lowered and compiled again from graph, engine and knobs.
+A file may hold plans for several devices (see ``bundle``): the one for the device at hand is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import device as devices
@@ -21,12 +19,13 @@ from graphdnn import log, targets
 from graphdnn._version import __version__
 from graphdnn.codegen.spec import Binary, Buffer, DescriptorParam, Launch, PointerParam, Recipe, ScalarParam, TensorMap, TensorScalar
 from graphdnn.device import DeviceProps
-from graphdnn.errors import SerializationError, explain
+from graphdnn.errors import SerializationError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
-from graphdnn.plans import codec, heuristics
+from graphdnn.plans import bundle, codec, heuristics
 from graphdnn.plans.assemble import buffers, launches
 from graphdnn.plans.cache import Kernel
+from graphdnn.plans.container import refuse, seal, unseal
 from graphdnn.plans.heuristics import Option
 from graphdnn.plans.plan import Choice, ExecutionPlan, Owned
 
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from graphdnn.engines.base import Engine
 
 MAGIC = b"GDNNPLAN"
-FORMAT = 1
-_HEADER = struct.Struct("<8sI32s")
-_SIZE = struct.Struct("<Q")
+FORMAT = 2
 _NUMBER = (int, float)
 
 
@@ -53,6 +50,7 @@ def dump(plan: ExecutionPlan) -> bytes:
         "graphdnn": __version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "toolchain": targets.get(plan.device).toolchain_key(),
+        "host": targets.get(plan.device).host_key(),
         "device": json.loads(plan.device.to_json()),
         "graph": codec.encode(plan.graph),
         "partition": codec.encode(plan.partition),
@@ -64,36 +62,92 @@ def dump(plan: ExecutionPlan) -> bytes:
         "region_kernels": codec.encode(plan.region_kernels),
         "kernels": kernels,
     }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_number).encode()
-    rest = b"".join((_SIZE.pack(len(text)), text, *blobs))
-    return _HEADER.pack(MAGIC, FORMAT, hashlib.sha256(rest).digest()) + rest
-
-
-def _number(value: Any) -> Any:
-    """NumPy numbers among the facts of a compiler."""
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} cannot be stored")
+    return seal(MAGIC, FORMAT, content, blobs)
 
 
 def load(data: bytes, device: DeviceProps | None = None) -> ExecutionPlan:
     """The plan that :func:`dump` wrote, ready to execute by uid; ``device``: where it will run, by default a device of the kind it was built for.
 
-    SerializationError that says built-with and running-with, for damage, for another version, and for another kind or architecture of device.
+    Of a file with several plans, the one for ``device``, by default that of a graph that says nothing. SerializationError that says what is inside
+    and what is here, for damage, for another version, and for a device that no plan of the file runs on.
     """
-    content, blobs = _open(bytes(data), device)
-    built = _built_with(content)
+    data = bytes(data)
+    if bundle.is_bundle(data):
+        data, device = bundle.pick(data, device)
+    content, blobs = opened(data, device)
     try:
-        stored = DeviceProps.from_json(json.dumps(content["device"]))
+        stored = stored_device(content)
         place = device if device is not None else _place(stored)
-        if (stored.kind, stored.arch) != (place.kind, place.arch) and not stored.kind == place.kind == "cpu":
+        reason = bundle.unfit(stored.kind, stored.arch, _shared(content), place)
+        if reason is not None:
             sides = (f"{d.text} ({d.name}, {d.arch})" for d in (stored, place))
-            raise _refuse("the plan was built for another device", *sides)
-        if place.kind == "cudasim" or (place.kind == "cpu" and content["toolchain"] != targets.get(place).toolchain_key()):
+            raise refuse(f"the plan was built for another device: {reason}", *sides)
+        if place.kind == "cudasim" or (place.kind == "cpu" and content["host"] != targets.get(place).host_key()):
             return _again(content, place)
         return _restored(content, blobs, place)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise _refuse(f"the stored plan is malformed ({type(error).__name__}: {str(error)[:100]})", built, _running(device)) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise _malformed(error, content, device) from error
+
+
+def read(data: bytes) -> tuple[ExecutionPlan, dict[str, Any]]:
+    """The plan of a file with one plan, with its stored binaries and for the device that it was built for, wherever this is; and what the file says
+    of its versions. To look at: nothing is linked or loaded. SerializationError as :func:`load`."""
+    content, blobs = opened(data, None)
+    try:
+        plan = _restored(content, blobs, stored_device(content))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise _malformed(error, content, None) from error
+    return plan, {name: content.get(name) for name in ("graphdnn", "python", "toolchain", "host")}
+
+
+def _malformed(error: Exception, content: dict[str, Any], device: DeviceProps | None) -> SerializationError:
+    return refuse(f"the stored plan is malformed ({type(error).__name__}: {str(error)[:100]})", _built_with(content), running(device))
+
+
+def stored_device(content: dict[str, Any]) -> DeviceProps:
+    """The device that a plan was built for."""
+    return DeviceProps.from_json(json.dumps(content["device"]))
+
+
+def _shared(content: dict[str, Any]) -> int:
+    """Bytes of shared memory that the largest block of a stored plan takes."""
+    return max((int(k["facts"].get("shared_bytes", 0)) for k in content["kernels"]), default=0)
+
+
+def merge(files: Iterable[bytes]) -> bytes:
+    """Plans of one graph for several devices, each of :func:`dump` or of this function, as one file, which :func:`load` takes.
+
+    ValidationError for two plans for one device, and for plans of different graphs; SerializationError as :func:`load`.
+    """
+    singles = [plan for data in files for plan in parts(data)]
+    rows, graphs = [], []
+    for data in singles:
+        content, _ = opened(data, None)
+        try:
+            stored = stored_device(content)
+            rows.append((bundle.Row(stored.kind, stored.arch, stored.name, str(content["host"]), _shared(content), len(data)), data))
+            graphs.append(_interface(content))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _malformed(error, content, None) from error
+    if any(g != graphs[0] for g in graphs):
+        raise ValidationError(explain("a file of plans holds plans of one graph", expected="the same nodes and tensors", found="different ones"))
+    return bundle.pack(rows)
+
+
+def is_plan(data: bytes) -> bool:
+    """Whether ``data`` begins as a stored plan, or a file of several."""
+    return data[: len(MAGIC)] == MAGIC or bundle.is_bundle(data)
+
+
+def parts(data: bytes) -> list[bytes]:
+    """The plans of a file, each as a file of its own."""
+    return [plan for _, plan in bundle.unpack(data)] if bundle.is_bundle(data) else [data]
+
+
+def _interface(content: dict[str, Any]) -> Any:
+    """What a user sees of a stored graph: the tensors in memory, without what a plan may change (views, alignments)."""
+    tensors = content["graph"]["tensors"]
+    return sorted([t[f] for f in ("uid", "name", "dim", "stride", "dtype", "by_value")] for t in tensors if not t["virtual"])
 
 
 def restore(data: bytes, device: DeviceProps) -> ExecutionPlan:
@@ -107,7 +161,8 @@ def _place(stored: DeviceProps) -> DeviceProps:
     return stored if stored.kind == "cudasim" else devices.parse("cuda")
 
 
-def _running(device: DeviceProps | None) -> str:
+def running(device: DeviceProps | None) -> str:
+    """What is here, for messages."""
     return f"graphdnn {__version__}" + (f" on {device.text} ({device.name})" if device else "")
 
 
@@ -117,35 +172,12 @@ def _built_with(content: dict[str, Any]) -> str:
     return f"graphdnn {content.get('graphdnn')} for {name}"
 
 
-def _refuse(rule: str, built: str, running: str) -> SerializationError:
-    return SerializationError(
-        explain(rule, found=f"built with {built}, running with {running}", fix="build the graph again here and serialize the new plan")
-    )
-
-
-def _open(data: bytes, device: DeviceProps | None) -> tuple[dict[str, Any], memoryview]:
-    """The JSON and the bytes after it, once the checksum is right."""
-    unknown, running = "something else, or damaged since", _running(device)
-    if len(data) < _HEADER.size + _SIZE.size:
-        raise _refuse(f"not a serialized plan: {len(data)} bytes", unknown, running)
-    magic, version, digest = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise _refuse(f"not a serialized plan: it starts with {magic!r}", unknown, running)
-    if version != FORMAT:
-        raise _refuse("the plan has another format", f"plan format {version}", f"plan format {FORMAT} of {running}")
-    if hashlib.sha256(memoryview(data)[_HEADER.size :]).digest() != digest:
-        raise _refuse("the plan is damaged: its checksum does not fit", unknown, running)
-    (size,) = _SIZE.unpack_from(data, _HEADER.size)
-    start = _HEADER.size + _SIZE.size
-    try:
-        content = json.loads(data[start : start + size])
-    except (ValueError, RecursionError) as error:
-        raise _refuse(f"the plan's JSON cannot be read ({error})", unknown, running) from error
-    if not isinstance(content, dict):
-        raise _refuse("the plan's JSON is no object", unknown, running)
+def opened(data: bytes, device: DeviceProps | None) -> tuple[dict[str, Any], memoryview]:
+    """The JSON and the bytes after it, once checksum and version are right."""
+    content, blobs = unseal(data, MAGIC, FORMAT, "plan", running(device))
     if content.get("graphdnn") != __version__:
-        raise _refuse("the plan was built by another version", _built_with(content), running)
-    return content, memoryview(data)[start + size :]
+        raise refuse("the plan was built by another version", _built_with(content), running(device))
+    return content, blobs
 
 
 def _restored(content: dict[str, Any], blobs: memoryview, device: DeviceProps) -> ExecutionPlan:
@@ -237,9 +269,9 @@ def _option(graph: OperationGraph, partition: Partition, r: int, choice: Choice,
     engine = next((e for e in engines if e.id == choice.engine), None)
     option = heuristics.option_like(graph, region, device, engine, choice.knobs) if engine is not None else None
     if option is None:
-        raise _refuse(
+        raise refuse(
             f"engine {choice.engine} ({choice.name}) of the plan does not take region {r} here",
             f"engine {choice.name}, {choice.knobs}",
-            _running(device),
+            running(device),
         )
     return option

@@ -48,6 +48,10 @@ class Target(ABC):
     def toolchain_key(self) -> str:
         """Text that changes whenever the machine code for the same source might: versions, arch or CPU name and features."""
 
+    def host_key(self) -> str:
+        """What stored binaries need of the machine beyond kind and architecture, as text that must be equal; "" where that is all."""
+        return ""
+
     @abstractmethod
     def compile(self, source: Source) -> Binary:
         """Machine code of one kernel. Raises BuildError that says what is missing (no ptxas) or shows the compiler's message."""

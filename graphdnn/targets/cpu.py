@@ -31,7 +31,11 @@ class CpuTarget(Target):
 
     def toolchain_key(self) -> str:
         """Versions of numba and llvmlite, CPU and its features, and our pipeline. Imports llvmlite, which a load needs too, but not numba."""
-        return f"cpu numba-{_version('numba')} llvmlite-{_version('llvmlite')} pipeline-{cpu_object.PIPELINE} {cpu_object.host_key()}"
+        return f"cpu numba-{_version('numba')} llvmlite-{_version('llvmlite')} {self.host_key()}"
+
+    def host_key(self) -> str:
+        """The form of stored objects, the CPU and its features. Which compiler made an object does not matter to one that links it."""
+        return f"pipeline-{cpu_object.PIPELINE} {cpu_object.host_key()}"
 
     def compile(self, source: Source) -> Binary:
         """Object code for this CPU. Facts: arch, object_bytes, vectorized (has vector instructions), calls (libm functions). Raises BuildError."""

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.errors import SerializationError, explain
+from graphdnn.errors import ExecutionError, SerializationError, explain
 
 PIPELINE = 2
 """Version of what cpu_compile does to a kernel and of the stored form: part of the toolchain key."""
@@ -59,6 +59,16 @@ class ObjectCode:
         return ObjectCode(head["entry"], tuple(head["symbols"]), head["host"], body[start:])
 
 
+def _llvm() -> Any:
+    """llvmlite, which is all that a stored kernel needs to run. ExecutionError without it."""
+    try:
+        import llvmlite.binding
+    except ImportError as error:
+        fix = "pip install llvmlite; a plan for a GPU needs no compiler and no linker"
+        raise ExecutionError(explain("a CPU plan is linked by llvmlite", expected="package llvmlite", found=str(error), fix=fix)) from error
+    return llvmlite.binding
+
+
 @functools.cache
 def host_cpu() -> tuple[str, str, str]:
     """(LLVM triple, CPU name, CPU features) of this process, as LLVM's code generator takes them.
@@ -67,7 +77,7 @@ def host_cpu() -> tuple[str, str, str]:
     its vectorizer makes of loops of 9 elements, to a 4-byte ``vmovd``, and so writes past the end (Xeon Emerald Rapids, 2026-11-29: 6 of 2,000 random
     graphs). AVX2 has no such masked store. Nothing is lost where memory is the limit.
     """
-    import llvmlite.binding as llvm
+    llvm = _llvm()
 
     features = ("-" + f[1:] if f[1:].startswith(("avx512", "avx10")) else f for f in llvm.get_host_cpu_features().flatten().split(","))
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), ",".join(features)
@@ -104,7 +114,7 @@ def load(code: bytes) -> LoadedKernel:
     stored = ObjectCode.unpack(code)
     if stored.host != host_key():
         raise _unusable("was made for another CPU", stored.entry, f"running on {host_key()}", f"built for {stored.host}")
-    import llvmlite.binding as llvm
+    llvm = _llvm()
 
     # The process gives what LLVM itself calls (memset, fmod); symbols are named because numba registers helpers that the process does not export.
     builder = llvm.JITLibraryBuilder().add_object_img(stored.image).add_current_process().export_symbol(stored.entry)
@@ -123,7 +133,7 @@ def _linker() -> Any:
     """The process's ORC JIT, used as a linker only. Holds ``_lock``."""
     global _jit
     if _jit is None:
-        import llvmlite.binding as llvm
+        llvm = _llvm()
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -135,12 +145,14 @@ def _linker() -> Any:
 
 def _address(symbol: str, entry: str) -> int:
     """Address of a C function. What the process does not export may be a helper that numba registers with LLVM: only then is numba imported."""
-    import llvmlite.binding as llvm
+    llvm = _llvm()
 
     address = llvm.address_of_symbol(symbol)
     if address is None:
-        from numba.core.registry import cpu_target
-
+        try:
+            from numba.core.registry import cpu_target
+        except ImportError as error:
+            raise _unusable("calls a helper of numba", entry, "package numba", str(error)) from error
         cpu_target.target_context.refresh()
         address = llvm.address_of_symbol(symbol)
     if address is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphdnn import _libcuda
-from graphdnn.device import split_arch
+from graphdnn.device import runs_on, split_arch
 from graphdnn.errors import ExecutionError, explain
 
 _CAPABILITY = (75, 76)
@@ -69,8 +69,8 @@ def resolve_device(arch: str, index: int) -> int:
         index = driver.current_device() or 0
     ordinal = driver.value("cuDeviceGet", index)
     has = (driver.value("cuDeviceGetAttribute", _CAPABILITY[0], ordinal), driver.value("cuDeviceGetAttribute", _CAPABILITY[1], ordinal))
-    major, minor, suffix = split_arch(arch)
-    if has[0] != major or (has[1] != minor if suffix == "a" else has[1] < minor):
+    if not runs_on(arch, has):
+        major, minor, suffix = split_arch(arch)
         raise ExecutionError(
             explain(
                 "the plan is built for another GPU architecture",

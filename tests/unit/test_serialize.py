@@ -150,19 +150,19 @@ def test_another_version(data):
 
 
 def test_another_format(data):
-    with pytest.raises(SerializationError, match=r"built with plan format 9, running with plan format 1"):
+    with pytest.raises(SerializationError, match=r"built with plan format 9, running with plan format 2"):
         serialize.load(data[:8] + struct.pack("<I", 9) + data[12:])
 
 
-def test_another_toolchain_compiles_again(data):
-    twin = serialize.load(resealed(data, lambda c: c.update(toolchain="LLVM 3, another CPU")))
+def test_another_cpu_compiles_again(data):
+    twin = serialize.load(resealed(data, lambda c: c.update(host="another CPU")))
     assert "file" not in {k.origin for k in twin.kernels}
     np.testing.assert_array_equal(run(twin), EXPECTED)
 
 
-def test_another_toolchain_and_an_engine_that_is_gone(data):
+def test_another_cpu_and_an_engine_that_is_gone(data):
     def edit(content: dict[str, Any]) -> None:
-        content["toolchain"] = "other"
+        content["host"] = "other"
         content["choices"][0]["engine"] = 99
 
     with pytest.raises(SerializationError, match="engine 99"):
