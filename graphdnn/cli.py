@@ -1,4 +1,4 @@
-"""The command ``graphdnn``: doctor, explain, draw, compile, run, bench, cache; on graphs as JSON text (``str(graph)``) and serialized plans.
+"""The command ``graphdnn``: doctor, explain, draw, compile, inspect, run, bench, cache; on graphs as JSON text (``str(graph)``) and serialized plans.
 
 Reports go to stdout; progress, with elapsed time, and errors go to stderr. Exit status: 0 fine, 1 an error or a wrong result, 2 wrong usage.
 """
@@ -199,6 +199,14 @@ def _for_each(args: argparse.Namespace, tell: Callable[[str], None]) -> list[Exe
     return ahead.plans_for(text, args.arch, args.file.stem, tell=tell)
 
 
+def _inspect(args: argparse.Namespace) -> int:
+    from graphdnn.inspection import planfile
+
+    found = planfile.inspect(_read(args.file), [t for t in planfile.TEXTS if getattr(args, t)])
+    print(json.dumps(found.data, indent=2) if args.json else found)
+    return 0
+
+
 def _run(args: argparse.Namespace) -> int:
     from graphdnn.inspection.check import check
 
@@ -249,12 +257,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="graphdnn", description="Look at, compile and run graphs stored as JSON text, and serialized plans.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, file: bool = True) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, file: bool = True, device: bool = True) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
         made.set_defaults(run=run)
         made.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
         if file:
             made.add_argument("file", type=Path, help="JSON text of a graph, or a serialized plan")
+        if file and device:
             made.add_argument("--device", help="cpu, cuda:0, cudasim, or a described GPU such as sm_90; default: as for a graph that says nothing")
         return made
 
@@ -268,6 +277,12 @@ def _parser() -> argparse.ArgumentParser:
     made = command("compile", _compile, "build plans for one or several architectures and store them in one file; needs no GPU")
     made.add_argument("--arch", metavar="LIST", help="architectures of the plans in the file, such as sm_80,sm_90a,cpu; in place of --device")
     made.add_argument("-o", "--output", type=Path, help="file to write; default: beside the graph, with suffix .gdnn")
+    seen = command(
+        "inspect", _inspect, "what a plan file holds: versions, architectures, graph, engines, knobs, launch recipe, kernels", device=False
+    )
+    seen.add_argument("--json", action="store_true", help="as JSON")
+    for which in ("source", "ptx", "llvm", "sass"):
+        seen.add_argument(f"--{which}", action="store_true", help=f"with the {which} text of every kernel that has one")
     ran = command("run", _run, "run a graph or plan on random inputs and compare it with the float64 reference")
     ran.add_argument("--seed", type=int, default=0, help="of the random inputs")
     ran.add_argument("--repeat", type=int, default=5, help="timed executions")
