@@ -58,6 +58,21 @@ _SIGNATURES: dict[str, str] = {
     "cuStreamSynchronize": "p",
     "cuStreamIsCapturing": "pp",
     "cuThreadExchangeStreamCaptureMode": "p",
+    "cuGraphCreate": "pI",
+    "cuGraphDestroy": "p",
+    "cuGraphAddKernelNode_v2": "pppzp",
+    "cuGraphAddMemsetNode": "pppzpp",
+    "cuGraphGetNodes": "ppp",
+    "cuGraphGetRootNodes": "ppp",
+    "cuGraphNodeGetDependentNodes": "ppp",
+    "cuGraphNodeGetType": "pp",
+    "cuGraphKernelNodeGetParams_v2": "pp",
+    "cuGraphKernelNodeSetParams_v2": "pp",
+    "cuGraphMemsetNodeGetParams": "pp",
+    "cuGraphMemsetNodeSetParams": "pp",
+    "cuGraphInstantiateWithFlags": "ppQ",
+    "cuGraphLaunch": "pp",
+    "cuGraphExecDestroy": "p",
 }
 _STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 _FIXES: dict[int, str] = {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
     from graphdnn.plans.plan import ExecutionPlan
     from graphdnn.plans.planset import PlanSet
+    from graphdnn.targets.cuda_graph import Nodes
 
 
 @dataclass(frozen=True)
@@ -312,22 +313,26 @@ class Planning(Declarations):
             plan = self._overridden(plan, override_uids, override_shapes, override_strides)
         plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
 
-    def populate_cuda_graph(self, handle: int, tensor_to_device_buffer: Mapping[Any, Any], workspace: int, cuda_graph: int) -> None:
-        """Not supported: raises NotSupportedError that names what to do instead."""
-        raise self._no_cuda_graph("populate_cuda_graph")
+    def populate_cuda_graph(self, handle: int | None, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any, cuda_graph: int) -> None:
+        """Write the built plan into an empty CUDA graph, as a chain of kernel and memset nodes: nothing runs, no stream is used, nothing is captured.
 
-    def update_cuda_graph(self, handle: int, tensor_to_device_buffer: Mapping[Any, Any], workspace: int, cuda_graph: int) -> None:
-        """Not supported: raises NotSupportedError that names what to do instead."""
-        raise self._no_cuda_graph("update_cuda_graph")
+        ``handle``: None, or one of the plan's device; ``tensor_to_device_buffer``, ``workspace``: as in :meth:`execute`; the nodes hold addresses and
+        numbers of this call, and the caller keeps the memory alive. ``cuda_graph``: address of a CUgraph (``cudaGraph_t``), to be instantiated or
+        added to another as a child graph. NotSupportedError for a plan of no CUDA device, ExecutionError for a graph that has nodes."""
+        self._graph_nodes(handle, tensor_to_device_buffer, workspace).populate(as_integer("cuda_graph", cuda_graph))
 
-    def _no_cuda_graph(self, method: str) -> NotSupportedError:
-        return NotSupportedError(
-            explain(
-                f"{method}: no target of graphdnn writes the nodes of a CUDA graph; plans lack SUPPORTS_CUDA_GRAPH_NATIVE_API",
-                expected="a captured execute",
-                fix="call execute() inside a stream capture, such as torch.cuda.graph: it allocates, compiles and synchronizes nothing",
-            )
-        )
+    def update_cuda_graph(self, handle: int | None, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any, cuda_graph: int) -> None:
+        """Give other buffers and numbers to the nodes that :meth:`populate_cuda_graph` of the same plan has written; see there.
+
+        An instantiated graph takes them by cuGraphExecUpdate. ExecutionError, and no change, for a graph that this plan has not populated."""
+        self._graph_nodes(handle, tensor_to_device_buffer, workspace).update(as_integer("cuda_graph", cuda_graph))
+
+    def _graph_nodes(self, handle: int | None, pack: Mapping[Any, Any], workspace: Any) -> Nodes:
+        from graphdnn.plans import cuda_graphs
+
+        plan = self._planned().chosen
+        self._stream(handle, pack, plan)
+        return cuda_graphs.nodes(plan, pack, workspace)
 
     # -------------------------------------------------------------------------------------------------------------------------- looking in
     def _looked_at(self) -> PlanSet | LoadedPlans:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphdnn import env, log, targets
 from graphdnn.codegen.spec import Recipe
@@ -23,6 +23,9 @@ from graphdnn.plans.heuristics import Candidate, Option
 from graphdnn.plans.variant_pack import Binder
 from graphdnn.targets.base import Executable
 from graphdnn.targets.limits import Rooms
+
+if TYPE_CHECKING:
+    from graphdnn.targets.cuda_graph import Nodes
 
 Owned = tuple[tuple[int, ...], ...]
 """For each region the indexes of its kernels in the recipe."""
@@ -44,6 +47,10 @@ class _Ranged(Executable):
         finally:
             self._nvtx.pop_range()
 
+    def graph_nodes(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> Nodes:
+        """Those of the executable: a CUDA graph has no ranges."""
+        return self._inner.graph_nodes(pointers, scalars, workspace)
+
 
 def _ranged(executable: Executable, name: str) -> Executable:
     """With ranges where package nvtx is installed."""
@@ -51,6 +58,12 @@ def _ranged(executable: Executable, name: str) -> Executable:
         log.warning("GRAPHDNN_NVTX is set but package nvtx is not installed; no ranges are written (pip install nvtx)")
         return executable
     return _Ranged(executable, f"graphdnn {name}", import_module("nvtx"))
+
+
+def in_capture(what: str, fix: str) -> ExecutionError:
+    """The error for a step that an execute would have to do first, which a capture forbids."""
+    rule = f"{what}, and the stream is being captured into a CUDA graph, where nothing is built or loaded"
+    return ExecutionError(explain(rule, expected="a plan that is ready before the capture begins", fix=fix))
 
 
 class Note(str):
@@ -99,7 +112,8 @@ class ExecutionPlan:
         self.name = name
         self.cost = cost
         self.numeric_notes: tuple[Note, ...] = tuple(Note(n) for n in notes)
-        self.behavior_notes: tuple[Note, ...] = (Note("RUNTIME_COMPILATION"),)
+        native = (Note("SUPPORTS_CUDA_GRAPH_NATIVE_API"),) if device.kind == "cuda" else ()
+        self.behavior_notes: tuple[Note, ...] = (Note("RUNTIME_COMPILATION"), *native)
         self._lower = lower
         self._candidate = candidate
         self._store = store
@@ -209,26 +223,32 @@ class ExecutionPlan:
 
         ValidationError or KindError for a pack that does not fit: nothing has run then. ExecutionError if running fails.
         """
-        binder, executable = self._ready or self.load()
+        binder, executable = self._ready or self._load_now(stream)
         try:
             pointers, numbers, at = binder.bind(pack, workspace)
         except variant_pack.Misaligned as error:
-            self._guarded(binder, pack, workspace, stream, error).execute(pack, workspace, stream)
+            self.guarded(pack, workspace, stream, error).execute(pack, workspace, stream)
             return
         executable.run(pointers, numbers, at, stream, binder.rooms(pack) if binder.packed else None)
 
-    def _guarded(self, binder: Binder, pack: variant_pack.Pack, workspace: Any, stream: int, error: variant_pack.Misaligned) -> ExecutionPlan:
+    def _load_now(self, stream: int) -> tuple[Binder, Executable]:
+        """Load at the first execute: a plan that came with a pickle. ExecutionError while ``stream`` is captured."""
+        if not self.device.described and targets.get(self.device).capturing(stream):
+            raise in_capture(f"plan '{self.name}' is not loaded yet", "call build_plans(), or execute() once, before the capture begins")
+        return self.load()
+
+    def guarded(self, pack: variant_pack.Pack, workspace: Any, stream: int | None, error: variant_pack.Misaligned) -> ExecutionPlan:
         """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none, and
-        where it would have to be built while ``stream`` is captured."""
-        candidate, found = self._candidate, binder.alignments(pack, workspace)
+        ExecutionError where it would have to be built while ``stream`` is captured."""
+        candidate, found = self._candidate, self.load()[0].alignments(pack, workspace)
         if candidate is None or not found:
             raise error
         with self._lock:
             key = tuple(sorted(found.items()))
             plan = self._guards.get(key)
             if plan is None:
-                if targets.get(self.device).capturing(stream):
-                    raise error
+                if stream is not None and targets.get(self.device).capturing(stream):
+                    raise in_capture(f"{error}. A plan for less aligned buffers is not built", "execute() once with such a buffer") from error
                 log.info(f"plan {self.name}: buffers are less aligned than declared; another plan is built for them ({error})")
                 tensors = tuple(replace(t, alignment=found.get(i, t.alignment)) for i, t in enumerate(self.graph.tensors))
                 graph = replace(self.graph, tensors=tensors)

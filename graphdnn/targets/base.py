@@ -6,9 +6,14 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from graphdnn.codegen.spec import Binary, KernelSpec, Recipe, Source
+from graphdnn.errors import NotSupportedError, explain
 from graphdnn.targets.limits import Rooms
+
+if TYPE_CHECKING:
+    from graphdnn.targets.cuda_graph import Nodes
 
 
 @contextmanager
@@ -36,6 +41,22 @@ class Executable(ABC):
 
         Must not allocate device memory, compile or synchronize. CPU and simulator finish before they return. Raises ExecutionError.
         """
+
+    def graph_nodes(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> Nodes:
+        """The steps, with these arguments, as nodes of a CUDA graph. NotSupportedError on devices that have none."""
+        raise no_cuda_graph(f"a plan that {type(self).__name__} runs")
+
+
+def no_cuda_graph(found: str) -> NotSupportedError:
+    """The error for what cannot become a CUDA graph; ``found``: which plan it is."""
+    return NotSupportedError(
+        explain(
+            "only plans of CUDA devices become nodes of a CUDA graph (behavior note SUPPORTS_CUDA_GRAPH_NATIVE_API): this one does no work of a GPU",
+            expected="a plan of a CUDA device",
+            found=found,
+            fix="call execute(), or build with device='cuda'",
+        )
+    )
 
 
 class Target(ABC):

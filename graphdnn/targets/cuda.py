@@ -73,7 +73,7 @@ class CudaTarget(Target):
         """Whether the work of a stream is being captured into a CUDA graph."""
         from graphdnn.targets.cuda_driver import capturing
 
-        return capturing(stream)
+        return capturing(stream, self.index)
 
     def sass(self, binary: Binary) -> str:
         """Machine code of a binary as text. Raises BuildError without cuobjdump."""

@@ -18,6 +18,7 @@ from graphdnn.errors import ExecutionError, explain
 _CAPABILITY = (75, 76)
 _MAX_DYNAMIC_SHARED = 8
 _RELAXED_CAPTURE = 2
+_CAPTURE_ERRORS = range(900, 909)
 
 _lock = threading.RLock()
 _contexts: dict[int, int] = {}
@@ -115,11 +116,16 @@ def load_function(index: int, cubin: bytes, entry: str, dynamic_shared: int) -> 
         return function
 
 
-def capturing(stream: int) -> bool:
-    """Whether ``stream`` is being captured, or (the legacy default stream) may not be used because another one is."""
-    out = ctypes.c_int()
-    refused = _libcuda.driver().function("cuStreamIsCapturing")(stream, ctypes.addressof(out))
-    return bool(refused or out.value)
+def capturing(stream: int, index: int = -1) -> bool:
+    """Whether ``stream``, of device ``index`` (-1: the current one), is being captured, or (the legacy default stream) may not be used because
+    another one is. ExecutionError for a stream that was destroyed."""
+    driver, out = _libcuda.driver(), ctypes.c_int()
+    with activated(primary_context(index if index >= 0 else driver.current_device() or 0)):
+        result = driver.function("cuStreamIsCapturing")(stream, ctypes.addressof(out))
+    if result in _CAPTURE_ERRORS:
+        return True
+    driver.check(result, f"asking whether stream {stream:#x} is captured")
+    return bool(out.value)
 
 
 def synchronize(index: int = 0) -> None:

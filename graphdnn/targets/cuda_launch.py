@@ -36,7 +36,7 @@ from graphdnn.codegen.spec import (
     TensorScalar,
 )
 from graphdnn.errors import ExecutionError, explain
-from graphdnn.targets import limits
+from graphdnn.targets import cuda_graph, limits
 from graphdnn.targets.base import Executable
 from graphdnn.targets.cuda_driver import activated, capturing, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
@@ -164,6 +164,16 @@ class CudaExecutable(Executable):
                     self._driver.handle("cuCtxPopCurrent_v2")
         finally:
             self._free.append(block)
+
+    def graph_nodes(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> cuda_graph.Nodes:
+        """See the base class; the values are the block's own, which no call uses."""
+        if _libcuda.forked:
+            raise _libcuda.fork_error()
+        if self._checks:
+            log.warning("GRAPHDNN_CHECK_VALUES: values are not checked in a CUDA graph")
+        block = self._new_block()
+        self._patch(block, pointers, scalars, workspace)
+        return cuda_graph.nodes(self._driver, self._context, block, self._launch)
 
     def _checking(self, pointers: Mapping[int, int], workspace: int, stream: int, rooms: limits.Rooms) -> Callable[[int], None] | None:
         """Called before every launch with its number: waits for the stream and checks the integers that it, or one behind it, will read, which a

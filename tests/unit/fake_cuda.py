@@ -23,6 +23,17 @@ class LaunchConfig(ctypes.Structure):
     _fields_ = [*_LAUNCH_CONFIG, ("count", ctypes.c_uint)]
 
 
+class Descriptor(ctypes.Structure):
+    """A TMA descriptor as a parameter; its value is the address in it."""
+
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+    @property
+    def value(self) -> int:
+        assert ctypes.addressof(self) % 64 == 0
+        return int(self.words[0])
+
+
 def _int(value: Any) -> int:
     value = getattr(value, "_obj", value)
     if isinstance(value, ctypes.c_void_p | ctypes.c_uint64):

@@ -15,7 +15,7 @@ from graphdnn.errors import ExecutionError
 from graphdnn.plans import codec
 from graphdnn.targets import cuda_driver
 from graphdnn.targets.cuda import CudaTarget
-from tests.unit.fake_cuda import FakeCuda
+from tests.unit.fake_cuda import Descriptor, FakeCuda
 from tests.wgmma_problems import Problem, build, planned
 
 D = data_type
@@ -116,18 +116,9 @@ SPEC = KernelSpec("cuda/matmul_wgmma.py.j2", "k_map", (DescriptorParam("d0"), Po
 RECIPE = Recipe((SPEC,), (Launch(0, 7, (MAP, Buffer("tensor", 1))),))
 
 
-class _Descriptor(ctypes.Structure):
-    _fields_ = [("words", ctypes.c_uint64 * 16)]
-
-    @property
-    def value(self):
-        assert ctypes.addressof(self) % 64 == 0
-        return self.words[0]
-
-
 @pytest.fixture
 def fake(monkeypatch):
-    made = FakeCuda({"k_map": [_Descriptor, ctypes.c_uint64]})
+    made = FakeCuda({"k_map": [Descriptor, ctypes.c_uint64]})
     monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
     for name in ("_contexts", "_modules", "_functions"):
         monkeypatch.setattr(cuda_driver, name, {})
