@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphdnn import device as devices
-from graphdnn.codegen.spec import Arg, Buffer, Constant, Groups, Launch, Memset, Panels, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Constant, Groups, Launch, Memset, Packed, Panels, Places, Recipe, Step, TensorMap
 from graphdnn.errors import GraphError, SerializationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -148,11 +148,8 @@ def step_text(graph: OperationGraph, recipe: Recipe, step: Step) -> str:
         a, b = (f"{_arg(graph, m.buffer)} {'x'.join(map(str, m.shape))}" for m in (step.a, step.b))
         around = [x for x in (step.pack_a, step.pack_b, step.epilogue) if x is not None]
         return f"BLAS {a} @ {b}, {step.rows} rows a panel; " + "; ".join(_launch(graph, recipe, x) for x in around)
-    return (
-        f"check {type(step).__name__.lower()} of "
-        + getattr(step, "name", "")
-        + " ".join(v.name for v in (getattr(step, f, None) for f in ("values", "index")) if v is not None)
-    )
+    read = step.starts if isinstance(step, Packed) else step.index if isinstance(step, Places) else step.values
+    return f"check {type(step).__name__.lower()} of {read.name}"
 
 
 def _launch(graph: OperationGraph, recipe: Recipe, step: Launch) -> str:

@@ -34,7 +34,7 @@ def test_everything_is_in_it(file: bytes) -> None:
         assert [r["knobs"] for r in plan["regions"]] == [c.knobs for c in built.choices]
         assert [s["is"] for s in plan["steps"]] == [type(s).__name__ for s in built.recipe.steps]
         for k, kernel in zip(plan["kernels"], built.kernels, strict=True):
-            assert k["name"] == kernel.name and k["code_bytes"] == len(kernel.binary.code) and k["arch"] in (plan["device"]["arch"], k["arch"])
+            assert k["name"] == kernel.name and k["code_bytes"] == len(kernel.binary.code)
             assert "source" not in k and "ptx" not in k
     gpu = found["plans"][1]["kernels"][0]
     assert gpu["registers"] > 0 and gpu["spill_bytes"] == 0 and {"registers", "shared_bytes", "block", "params", "template"} <= gpu.keys()
