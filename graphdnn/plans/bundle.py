@@ -116,7 +116,7 @@ def _none(plans: Sequence[tuple[Row, bytes]], here: DeviceProps) -> Serializatio
     fix = f"add it: graphdnn compile graph.json --arch {','.join([*(r.arch if r.kind == 'cuda' else r.kind for r, _ in plans), arch])}"
     if here.kind != "cpu" and any(row.kind == "cpu" for row, _ in plans):
         fix += ", or load with device='cpu'"
-    reasons = "; ".join(filter(None, (unfit(row.kind, row.arch, row.shared, here) for row, _ in plans)))
+    reasons = "; ".join(dict.fromkeys(filter(None, (unfit(row.kind, row.arch, row.shared, here) for row, _ in plans))))
     inside = ", ".join(row.text for row, _ in plans)
     return SerializationError(
         explain(

@@ -165,7 +165,11 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
     except Exception as error:  # whatever a template raises is a fault of ours, and another plan may do without that template
         raise BuildError(explain(f"kernel '{spec.name}' cannot be printed by {spec.template}", found=f"{type(error).__name__}: {error}")) from error
     log.quiet_compilers()
-    binary = target.compile(source)
+    try:
+        binary = target.compile(source)
+    except ImportError as error:  # a machine that was meant to run plans, not to build them
+        fix = "pip install graphdnn[cu13] (a GPU) or numba (a CPU), or load a plan that was compiled elsewhere: graphdnn compile graph.json --arch ..."
+        raise BuildError(explain(f"kernel '{spec.name}' cannot be compiled here", expected="numba", found=str(error), fix=fix)) from error
     taken = time.perf_counter() - start
     counters.compile_s += taken
     _tell(f"compiled {spec.name} for {target.name} in {taken:.2f} s")

@@ -48,6 +48,12 @@ def _write(where: Any, value: int, kind: Any = ctypes.c_uint64) -> None:
     target.value = value
 
 
+def parameters_of(plan: Any) -> dict[str, list[Any]]:
+    """What FakeCuda needs to know of the kernels of a built plan."""
+    numbers = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32}
+    return {k.binary.entry: [numbers.get(getattr(p, "type", ""), ctypes.c_uint64) for p in k.spec.params] for k in plan.kernels}
+
+
 class _Function:
     """What ``library[name]`` gives: callable, with the attributes that ctypes functions have."""
 

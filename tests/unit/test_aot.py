@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 import graphdnn
 from graphdnn import _libcuda, cli
 from graphdnn import device as devices
-from graphdnn.codegen.spec import PointerParam, ScalarParam
 from graphdnn.plans import bundle, container, serialize
 from graphdnn.targets import cuda_driver
-from tests.unit.fake_cuda import FakeCuda
+from tests.unit.fake_cuda import FakeCuda, parameters_of
 
 F32 = graphdnn.data_type.FLOAT
 ROWS, COLUMNS = 6, 70
@@ -114,16 +112,7 @@ def test_the_gpu_at_hand_is_asked(file: bytes, monkeypatch: pytest.MonkeyPatch, 
 def fake_driver(file: bytes, arch: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A driver in Python for the kernels of the plan for ``arch``."""
     plan = next(p for p, _ in map(serialize.read, serialize.parts(file)) if p.device.arch == arch)
-    kinds = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64}
-    parameters = {
-        k.binary.entry: [
-            ctypes.c_uint64 if isinstance(p, PointerParam) else kinds.get(p.type, ctypes.c_int32)
-            for p in k.spec.params
-            if isinstance(p, PointerParam | ScalarParam)
-        ]
-        for k in plan.kernels
-    }
-    fake = FakeCuda(parameters, capability)
+    fake = FakeCuda(parameters_of(plan), capability)
     monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(fake))
     for name in ("_contexts", "_modules", "_functions"):
         monkeypatch.setattr(cuda_driver, name, {})
