@@ -168,7 +168,7 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
     try:
         binary = target.compile(source)
     except ImportError as error:  # a machine that was meant to run plans, not to build them
-        fix = "pip install graphdnn[cu13] (a GPU) or numba (a CPU), or load a plan that was compiled elsewhere: graphdnn compile graph.json --arch ..."
+        fix = "pip install graphdnn[cu13] (a GPU) or numba (a CPU), or load a plan compiled elsewhere: graphdnn compile graph.json --arch ..."
         raise BuildError(explain(f"kernel '{spec.name}' cannot be compiled here", expected="numba", found=str(error), fix=fix)) from error
     taken = time.perf_counter() - start
     counters.compile_s += taken

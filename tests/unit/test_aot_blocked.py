@@ -123,6 +123,7 @@ def test_a_cuda_plan_needs_the_driver_alone(file: Path, tmp_path: Path) -> None:
     plan = next(p for p, _ in map(serialize.read, serialize.parts(file.read_bytes())) if p.device.arch == "sm_90a")
     launches = [entry for entry in found["log"] if entry[0] == "launch"]
     assert [entry[1] for entry in launches] == [k.name for k in plan.kernels] and found["device"] == "Fake GPU"
-    assert {v for entry in launches for v in entry[6]} <= {0x10000, 0x20000, 0x30000, 0x40000} | set(range(0x80000, 0x80000 + plan.workspace_bytes + 1))
+    workspace = set(range(0x80000, 0x80000 + plan.workspace_bytes + 1))
+    assert {v for entry in launches for v in entry[6]} <= {0x10000, 0x20000, 0x30000, 0x40000} | workspace
     assert set(found["loaded"]) == {b"\x7fELF".hex()} and found["asked"] and found["shown"] > 5000
     assert "cannot be" in found["refused"] and ("numba" in found["refused"] or "jinja2" in found["refused"])
