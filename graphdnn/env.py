@@ -143,4 +143,39 @@ check_values: Switch[bool] = Switch(
     lambda: False,
 )
 
-SWITCHES: tuple[Switch[Any], ...] = (device, cache_dir, cache, num_threads, log_level, log_file, lineinfo, nvtx, check_values)
+tuning_db: Switch[Path] = Switch(
+    "GRAPHDNN_TUNING_DB",
+    "file of the tuning database; default tuning.db in the folder of the kernel cache",
+    "a path",
+    Path,
+    lambda: cache_dir() / "tuning.db",
+)
+benchmark: Switch[bool] = Switch(
+    "GRAPHDNN_BENCHMARK",
+    "1: build_plans measures the plans of a graph that the tuning database does not know, and takes the fastest",
+    "0 or 1",
+    _flag,
+    lambda: False,
+)
+deterministic: Switch[bool] = Switch(
+    "GRAPHDNN_DETERMINISTIC",
+    "1: plans are chosen by heuristics alone, never by time or by the tuning database, and only such as give equal bits on every run",
+    "0 or 1",
+    _flag,
+    lambda: False,
+)
+
+SWITCHES: tuple[Switch[Any], ...] = (
+    device,
+    cache_dir,
+    cache,
+    num_threads,
+    log_level,
+    log_file,
+    lineinfo,
+    nvtx,
+    check_values,
+    tuning_db,
+    benchmark,
+    deterministic,
+)

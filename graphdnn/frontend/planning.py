@@ -85,6 +85,18 @@ class Planning(Declarations):
     def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
         """The plan for other shapes."""
 
+    @abstractmethod
+    def _deterministic(self) -> bool:
+        """Whether plans are chosen by heuristics alone, and give equal bits on every run."""
+
+    @abstractmethod
+    def _narrowed(self, plans: PlanSet) -> PlanSet:
+        """The list without plans that the graph's settings rule out."""
+
+    @abstractmethod
+    def _measured_choice(self, plans: PlanSet | LoadedPlans) -> bool:
+        """In benchmark mode: build the fastest plan. Whether that was done."""
+
     @contextmanager
     def _noted(self) -> Iterator[None]:
         """Errors of a step go to the log and carry the JSON text of the graph, so that a report can be replayed."""
@@ -137,7 +149,7 @@ class Planning(Declarations):
 
         assert self._opgraph is not None, "callers check that the operation graph is built"
         store = None if self._kernel_cache is None else self._kernel_cache.store
-        return candidates.create(self._opgraph, self._get_device(), modes, store=store)
+        return self._narrowed(candidates.create(self._opgraph, self._get_device(), modes, store=store, measured=not self._deterministic()))
 
     def create_execution_plans(self, modes: Sequence[heur_mode]) -> None:
         """List candidate plans, best first, for a list of heuristic modes. NotSupportedError, with every rejection, if no engine takes the graph."""
@@ -233,7 +245,9 @@ class Planning(Declarations):
         if not isinstance(policy, build_plan_policy):
             raise KindError(explain("policy has the wrong type", expected="graphdnn.build_plan_policy", found=repr(policy)))
         with self._noted():
-            self._supported("build_plans").build(policy.name)
+            plans = self._supported("build_plans")
+            if policy is build_plan_policy.ALL or not self._measured_choice(plans):
+                plans.build(policy.name)
 
     def build_plan_at_index(self, index: int) -> None:
         """Compile one plan; ``execute`` uses it from now on."""

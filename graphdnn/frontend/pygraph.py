@@ -21,7 +21,6 @@ from graphdnn.frontend.declare import Snapshot, take_back
 from graphdnn.frontend.enums import scalar_type, tensor_reordering
 from graphdnn.frontend.handle import Handle, as_handle, resolve_device
 from graphdnn.frontend.norm_ops import NormOps
-from graphdnn.frontend.planning import Planning
 from graphdnn.frontend.pointwise_ops import PointwiseOps
 from graphdnn.frontend.properties import KernelCache
 from graphdnn.frontend.quant_ops import GroupedOps, QuantOps
@@ -31,6 +30,7 @@ from graphdnn.frontend.softmax_ops import SoftmaxOps
 from graphdnn.frontend.structured_ops import StructuredOps
 from graphdnn.frontend.tensor import as_dims, as_integer, as_name, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
+from graphdnn.frontend.tune import Tuning
 from graphdnn.ir import jsontext
 from graphdnn.ir.layout import by_name
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 class pygraph(
     PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, GroupedOps, AttentionOps, AttentionFp8Ops, Copies,
-    Planning,
+    Tuning,
 ):  # fmt: skip
     """A graph of tensor operations.
 
@@ -62,6 +62,9 @@ class pygraph(
         is_dynamic_shape_enabled: bool = False,
         is_override_shape_enabled: bool = False,
         device: Any = None,
+        benchmark: bool | None = None,
+        deterministic: bool | None = None,
+        workspace_limit: int | None = None,
     ) -> None:
         """``io_data_type``: of tensors that are not virtual, where none is set; ``intermediate_data_type``: of virtual ones; ``compute_data_type``:
         what ops calculate in.
@@ -69,6 +72,10 @@ class pygraph(
         ``device``: "cpu", "cuda:0", "cudasim", or a GPU that need not exist, such as "sm_90". Without it: the handle's device, that of
         ``device_property``, one of compute capability ``sm_version``, GRAPHDNN_DEVICE, the current CUDA device if usable, the CPU. ``name`` is shown
         by ``explain`` and in no other place.
+
+        ``benchmark``: ``build_plans`` takes the fastest plan, from the tuning database or timed once; ``deterministic``: heuristics alone choose,
+        among plans with equal bits on every run; None: what GRAPHDNN_BENCHMARK and GRAPHDNN_DETERMINISTIC say. ``workspace_limit``: bytes that any
+        plan may need.
         """
         super().__init__()
         self._name = as_name(name)
@@ -81,6 +88,7 @@ class pygraph(
         self._kernel_cache: KernelCache | None = kernel_cache
         self._dynamic_shape = bool(is_dynamic_shape_enabled) or kernel_cache is not None
         self._override_shape = bool(is_override_shape_enabled)
+        self._set_tuning(benchmark, deterministic, workspace_limit)
         self._filled: list[tuple[Any, str, Any, Any]] = []
         self._opgraph: OperationGraph | None = None
         self._plans = None

@@ -16,8 +16,8 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, explain
 from graphdnn.ir.tensor import Tensor
 from graphdnn.opspecs import registry
-from graphdnn.plans.assemble import bytes_below, tensor_bytes
 from graphdnn.plans.plan import ExecutionPlan
+from graphdnn.plans.scratch import Scratch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,20 +70,12 @@ def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[s
     """Execute ``plan`` (built, on a device that is present) once and then ``repeat`` times. Raises what execute raises,
     and NotSupportedError for packed tensors, whose offsets cannot be random."""
     graph, rng = plan.graph, np.random.default_rng(seed)
-    packed = next((t.name for t in graph.tensors if t.ragged), None)
-    if packed is not None:
-        rule = "a plan with packed tensors cannot be checked on random inputs"
-        raise NotSupportedError(explain(rule, tensor=packed, expected="tensors without ragged offsets", found="a ragged offset"))
-    feeds = _feeds(plan, rng)
+    feeds = random_feeds(plan, rng)
     tell("calculating the reference")
     expected = reference.run_with_error(graph, feeds, plan.algorithms)
-    memory = _Memory(plan)
-    pack: dict[int, Any] = {}
-    for t, values in feeds.items():
-        tensor = graph.tensors[t]
-        pack[tensor.uid] = np.asarray(values).reshape(-1)[0].item() if tensor.by_value else memory.put(t, values)
-    for t in graph.outputs:
-        pack[graph.tensors[t].uid] = memory.put(t, None)
+    memory = Scratch(graph, plan.device)
+    pack: dict[int, Any] = {graph.tensors[t].uid: memory.give(t, values) for t, values in feeds.items()}
+    pack |= {graph.tensors[t].uid: memory.put(t, None) for t in graph.outputs}
     workspace = memory.block(plan.workspace_bytes)
     tell("executing")
     times = []
@@ -95,9 +87,14 @@ def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[s
     return Checked(tuple(_compare(graph.tensors[t], memory.get(t), *expected[t]) for t in graph.outputs), times[0], min(times))
 
 
-def _feeds(plan: ExecutionPlan, rng: np.random.Generator) -> dict[int, Any]:
-    """Values of the inputs: what an op draws for its own, within what a kernel checks, else anything."""
+def random_feeds(plan: ExecutionPlan, rng: np.random.Generator) -> dict[int, Any]:
+    """Values of the inputs: what an op draws for its own, within what a kernel checks, else anything. NotSupportedError for packed tensors, whose
+    offsets cannot be random."""
     graph, feeds = plan.graph, {}
+    packed = next((t.name for t in graph.tensors if t.ragged), None)
+    if packed is not None:
+        rule = "a plan with packed tensors cannot run on random inputs"
+        raise NotSupportedError(explain(rule, tensor=packed, expected="tensors without ragged offsets", found="a ragged offset"))
     within = {s.values.buffer.index: (s.low, s.high) for s in plan.recipe.steps if isinstance(s, Limits)}
     drawn: dict[int, Any] = {}
     for n in graph.nodes:
@@ -122,48 +119,3 @@ def _compare(tensor: Tensor, found: Array, value: Array, bound: Array) -> Compar
         tensor.name, float(difference[finite].max(initial=0.0)), float(sizes.max(initial=0.0)), int(np.count_nonzero(wrong)), math.prod(tensor.dim)
     )
 
-
-class _Memory:
-    """Buffers of a plan: NumPy memory, or device memory for a CUDA plan. Aligned to 256 bytes."""
-
-    def __init__(self, plan: ExecutionPlan) -> None:
-        self.plan = plan
-        self.cuda = plan.device.kind == "cuda"
-        self.kept: dict[int, Any] = {}
-
-    def block(self, nbytes: int) -> Any:
-        """Uninitialized memory."""
-        return self._device(np.empty(max(nbytes, 1), np.uint8)) if self.cuda else self._host(nbytes)
-
-    def _host(self, nbytes: int) -> Array:
-        raw = np.full(nbytes + 256, 255, np.uint8)
-        start = -raw.__array_interface__["data"][0] % 256
-        return raw[start : start + nbytes]
-
-    def _device(self, host: Array) -> Any:
-        from graphdnn.targets.cuda_memory import DeviceArray
-
-        return DeviceArray.from_numpy(host, self.plan.device.index)
-
-    def put(self, t: int, values: Array | None) -> int:
-        """Memory of tensor ``t`` with ``values`` in it (else NaN, or -1); the address of its first element."""
-        tensor = self.plan.graph.tensors[t]
-        host = self._host(tensor_bytes(tensor))
-        if values is not None and host.size:
-            reference.to_storage(values, tensor, host)
-        self.kept[t] = self._device(host) if self.cuda else host
-        base = self.kept[t].address if self.cuda else host.__array_interface__["data"][0]
-        return int(base) + bytes_below(tensor)
-
-    def get(self, t: int) -> Array:
-        """Values of tensor ``t``."""
-        tensor = self.plan.graph.tensors[t]
-        host = self.kept[t].numpy() if self.cuda else self.kept[t]
-        return reference.from_storage(host, tensor)
-
-    def wait(self) -> None:
-        """Until a GPU is done."""
-        if self.cuda:
-            from graphdnn.targets.cuda_driver import synchronize
-
-            synchronize(self.plan.device.index)

@@ -23,10 +23,10 @@ from graphdnn.plans.disk import Counters, DiskCache, counters, disk, pack, unpac
 if TYPE_CHECKING:
     from graphdnn.targets.base import Target
 
-__all__ = ["Counters", "DiskCache", "Kernel", "KernelStore", "counters", "disk", "get", "kernel_key", "listeners", "memory", "pack", "unpack"]
+__all__ = ["Counters", "DiskCache", "Kernel", "KernelStore", "counters", "disk", "get", "kernel_key", "listeners", "memory", "pack", "tell", "unpack"]
 
 listeners: list[Callable[[str], None]] = []
-"""Called with one line of text when a compilation starts and when it ends (progress of the command line)."""
+"""Called with one line of text when a compilation starts and when it ends, and at the steps of a tuning (progress of the command line)."""
 
 
 class KernelStore:
@@ -158,7 +158,7 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
     from graphdnn.codegen import render
 
     counters.misses += 1
-    _tell(f"compiling {spec.name} for {target.name}")
+    tell(f"compiling {spec.name} for {target.name}")
     start = time.perf_counter()
     try:
         source = render.render(spec)
@@ -172,13 +172,14 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
         raise BuildError(explain(f"kernel '{spec.name}' cannot be compiled here", expected="numba", found=str(error), fix=fix)) from error
     taken = time.perf_counter() - start
     counters.compile_s += taken
-    _tell(f"compiled {spec.name} for {target.name} in {taken:.2f} s")
+    tell(f"compiled {spec.name} for {target.name} in {taken:.2f} s")
     if on_disk is not None:
         on_disk.put(key, source, binary)
     return Kernel(spec, key, binary, "compiled", source.text)
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
+    """A line of progress, to the log and to the listeners."""
     log.info(line)
     for listener in tuple(listeners):
         listener(line)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphdnn import log
 from graphdnn.device import DeviceProps
-from graphdnn.errors import BuildError, explain
+from graphdnn.errors import BuildError, GraphError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes import places, regions
 from graphdnn.passes.regions import Partition, Region
@@ -77,11 +77,13 @@ def create(
     *,
     engines: Sequence[Engine] | None = None,
     store: KernelStore | None = None,
+    measured: bool = True,
 ) -> PlanSet:
     """The ranked plans of ``graph`` on ``device``.
 
-    ``modes``: names or members of heur_mode, in order of preference; A, B and OPENSOURCE rank by the roofline model, FALLBACK lists the most general
-    engine of each region; none: an empty list that only takes custom plans. ``store``: compiled kernels to share (kernel-cache objects).
+    ``modes``: names or members of heur_mode, in order of preference; A, B and OPENSOURCE rank by the roofline model, B after plans that the tuning
+    database has measured (if ``measured``), FALLBACK lists the most general engine of each region; none: an empty list that only takes custom plans.
+    ``store``: compiled kernels to share (kernel-cache objects).
     Raises NotSupportedError with every rejection where modes were given and no engine takes the graph.
     """
     if engines is None:
@@ -92,7 +94,8 @@ def create(
     surveys = _surveys(graph, device, engines)
     found: dict[str, Candidate] = {}
     for name in names:
-        for c in _candidates(surveys, name, device):
+        ranked = _candidates(surveys, name, device)
+        for c in _measured_first(graph, device, ranked) if name == "B" and measured else ranked:
             found.setdefault(c.name, c)
     base = next((s for _, s in surveys if s.complete), surveys[0][1])
     plans = PlanSet(graph, device, base, engines, [r for _, s in surveys for r in s.rejections], store)
@@ -143,3 +146,19 @@ def _candidates(surveys: Sequence[tuple[str, Survey]], mode: str, device: Device
     ranked = [c for label, s in surveys if label != "unfused" for c in heuristics.variations(s.partition, s.options, device.kind, label)]
     last = [c for label, s in surveys if label == "unfused" for c in heuristics.variations(s.partition, s.options, device.kind, label)[:1]]
     return heuristics.rank(ranked)[: heuristics.MAX_VARIATIONS] + last
+
+
+def _measured_first(graph: OperationGraph, device: DeviceProps, ranked: list[Candidate]) -> list[Candidate]:
+    """Candidates that the tuning database knows, the fastest first, then the others as they are. A database that cannot be read is none."""
+    from graphdnn.plans import tuning
+
+    place = tuning.database()
+    try:
+        known = place.measured(tuning.key_of(graph, device)) if place else []
+    except GraphError as error:
+        log.warning(f"the tuning database is not used: {error}")
+        return ranked
+    order = {m.key: i for i, m in enumerate(known)}
+    if order:
+        log.info(f"{len(order)} measured plans from {place.path if place else ''}")
+    return sorted(ranked, key=lambda c: order.get(c.key, len(order)))

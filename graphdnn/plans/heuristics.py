@@ -52,6 +52,11 @@ class Candidate:
         return tuple(dict.fromkeys(n for o in self.options for n in o.notes))
 
     @property
+    def key(self) -> tuple[str, tuple[tuple[int, str], ...]]:
+        """Label, engine ids and knobs as text: the same in every version that has them, whatever the place in a list."""
+        return self.label, tuple((o.engine.id, repr(o.knobs)) for o in self.options)
+
+    @property
     def name(self) -> str:
         """ "r0:eng3_k12=1|r1:eng0", with the label in front where there is one."""
         text = "|".join(f"r{i}:{o.tag}" for i, o in enumerate(self.options)) or "empty"

@@ -203,7 +203,7 @@ class PlanSet:
         self._workspace_limit = limit if self._workspace_limit is None else min(limit, self._workspace_limit)
 
     # -- support and build ----------------------------------------------------------------------------------------------------------------
-    def _obstacle(self, index: int) -> str:
+    def obstacle(self, index: int) -> str:
         """Why the plan at ``index`` may not be used (filters, limits of the device); "" if it may. Lowers the plan, compiles nothing."""
         if index in self._barred:
             return self._barred[index]
@@ -223,7 +223,7 @@ class PlanSet:
     def check_support(self) -> None:
         """Returns if some plan can be used. NotSupportedError with every reason if none can; compiles nothing."""
         with self._lock:
-            if not self._plans or all(self._obstacle(i) for i in range(len(self._plans))):
+            if not self._plans or all(self.obstacle(i) for i in range(len(self._plans))):
                 raise self.nothing_left("no plan has been created" if not self._plans else "every plan was rejected or deselected")
 
     def build(self, policy: Any = "HEURISTICS_CHOICE") -> None:
@@ -237,7 +237,7 @@ class PlanSet:
             self.check_support()
             first, failures = None, []
             for i, plan in enumerate(self._plans):
-                if self._obstacle(i):
+                if self.obstacle(i):
                     continue
                 try:
                     plan.build()
@@ -259,7 +259,7 @@ class PlanSet:
         """Build the plan at ``index`` and choose it. BuildError for a bad index or what does not compile, NotSupportedError for a deselected one."""
         with self._lock:
             plan = self.plan_at(index)
-            why = self._obstacle(int(index))
+            why = self.obstacle(int(index))
             if why:
                 raise NotSupportedError(explain(f"plan {int(index)} ({plan.name}) cannot be used: {why}"))
             plan.build()

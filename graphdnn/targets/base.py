@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,7 @@ class Executable(ABC):
     """A loaded recipe, bound to one device. Immutable: any number of threads and streams may run it at once."""
 
     @abstractmethod
-    def run(
-        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None
-    ) -> None:
+    def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None) -> None:
         """Enqueue the steps. ``pointers``: tensor id -> address, ``scalars``: by-value tensor id -> number, ``workspace``: address (0 if none),
         ``rooms``: how large the buffers of packed tensors are.
 
@@ -59,6 +58,38 @@ def no_cuda_graph(found: str) -> NotSupportedError:
     )
 
 
+Enqueue = Callable[[int], None]
+"""Enqueues one execution on the stream that it is given."""
+
+
+class Timed(ABC):
+    """Executions that can be timed, again and again."""
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """Run all of them; the seconds of one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class _OnHost(Timed):
+    """Executions that have finished when they return."""
+
+    def __init__(self, calls: Sequence[Enqueue]) -> None:
+        self._calls = tuple(calls)
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        for call in self._calls:
+            call(0)
+        return (time.perf_counter() - start) / len(self._calls)
+
+    def close(self) -> None:
+        self._calls = ()
+
+
 class Target(ABC):
     """One kind of device. ``compile`` needs no device; ``load`` does."""
 
@@ -80,6 +111,10 @@ class Target(ABC):
     @abstractmethod
     def load(self, recipe: Recipe, binaries: Sequence[Binary]) -> Executable:
         """Make a recipe runnable; ``binaries[i]`` belongs to ``recipe.kernels[i]``. Raises ExecutionError without a usable device."""
+
+    def timed(self, calls: Sequence[Enqueue]) -> Timed:
+        """The same executions, at least one, to be timed without what the host does."""
+        return _OnHost(calls)
 
     def capturing(self, stream: int) -> bool:
         """Whether the work of a stream is being captured: nothing should be compiled or loaded then."""

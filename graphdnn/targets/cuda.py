@@ -17,7 +17,7 @@ from graphdnn.codegen.spec import Binary, DescriptorParam, KernelSpec, Param, Po
 from graphdnn.device import split_arch
 from graphdnn.errors import BuildError, explain
 from graphdnn.targets import cuda_toolchain as toolchain
-from graphdnn.targets.base import Executable, Target, paused_collector
+from graphdnn.targets.base import Enqueue, Executable, Target, Timed, paused_collector
 
 # numba has one compiler lock; taking ours first keeps the change of the warning filters to one thread at a time.
 _compile_lock = threading.Lock()
@@ -68,6 +68,13 @@ class CudaTarget(Target):
         from graphdnn.targets.cuda_launch import CudaExecutable
 
         return CudaExecutable(recipe, binaries, self.arch, self.index)
+
+    def timed(self, calls: Sequence[Enqueue]) -> Timed:
+        """The calls captured into a CUDA graph, replayed between two events."""
+        from graphdnn.targets.cuda_driver import resolve_device
+        from graphdnn.targets.cuda_timer import CapturedCalls
+
+        return CapturedCalls(calls, resolve_device(self.arch, self.index))
 
     def capturing(self, stream: int) -> bool:
         """Whether the work of a stream is being captured into a CUDA graph."""

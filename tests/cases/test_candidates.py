@@ -121,7 +121,7 @@ def test_C4_the_limit_holds_for_every_engine():
     assert compiled() == before
     fitting = candidates.create(matmul("sm_90"), with_shared(64), engines=(forgetful(65 * KIB), *ENGINES))
     fitting.check_support()
-    assert "k_" in fitting._obstacle(0) and "eng60" in fitting.name_at(0), "the first one is left out, others stay"
+    assert "k_" in fitting.obstacle(0) and "eng60" in fitting.name_at(0), "the first one is left out, others stay"
 
 
 def test_C4_a_failed_candidate_is_a_debug_line_while_another_works(monkeypatch, capfd, empty_cache):

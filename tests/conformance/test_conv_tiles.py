@@ -148,7 +148,7 @@ def test_notes_and_deselection():
         return {
             frozenset(map(str, p.numeric_notes))
             for i in range(g.get_execution_plan_count())
-            if not g._plans._obstacle(i)
+            if not g._plans.obstacle(i)
             for p in [g._plans.plan_at(i)]
         }
 

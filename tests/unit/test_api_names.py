@@ -88,7 +88,7 @@ def test_signature(method):
 def test_constructor_signature():
     names = "name=test_graph io_data_type=data_type.NOT_SET intermediate_data_type=data_type.NOT_SET compute_data_type=data_type.NOT_SET handle=None "
     names += "sm_count=None sm_version=None kernel_cache=None device_property=None is_dynamic_shape_enabled=False "
-    names += "is_override_shape_enabled=False device=None"
+    names += "is_override_shape_enabled=False device=None benchmark=None deterministic=None workspace_limit=None"
     assert _spelled(graphdnn.pygraph.__init__) == names
 
 

@@ -312,7 +312,7 @@ def test_notes():
         plans = make()
         change(plans)
         assert plans.count() == 3, "indexes stay"
-        assert sum(not plans._obstacle(i) for i in range(3)) == left
+        assert sum(not plans.obstacle(i) for i in range(3)) == left
         if not left:
             with pytest.raises(NotSupportedError, match="rejected or deselected"):
                 plans.check_support()
@@ -321,13 +321,13 @@ def test_notes():
 def test_eng1_is_not_eng10():
     plans = candidates.create(add_relu(), CPU, engines=(Fake(1, "a"), Fake(10, "b")))
     plans.deselect_engines(["eng1"])
-    assert [bool(plans._obstacle(i)) for i in range(2)] == [True, False]
+    assert [bool(plans.obstacle(i)) for i in range(2)] == [True, False]
 
 
 def test_deselect_by_workspace():
     plans = candidates.create(add_relu(), CPU, engines=(Fake(0, "big", seconds=(1e-9,), scratch=1000), Fake(1, "small", scratch=10)))
     plans.deselect_workspace_greater_than(999)
-    assert "more than 999" in plans._obstacle(0) and not plans._obstacle(1)
+    assert "more than 999" in plans.obstacle(0) and not plans.obstacle(1)
     with pytest.raises(NotSupportedError, match="cannot be used"):
         plans.build_at(0)
 

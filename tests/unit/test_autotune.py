@@ -1,0 +1,211 @@
+"""The tuner on the CPU: what it chooses, what it drops, what it remembers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import graphdnn
+from graphdnn import build_plan_policy, data_type, heur_mode
+from graphdnn.engines import ENGINES
+from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, ValidationError
+from graphdnn.plans import autotune, cache, contest, tuning, workers
+from tests.unit import planted
+
+F32 = data_type.FLOAT
+
+
+def pointwise(n=3000, **kwargs):
+    """gelu(x) * s + b with a scalar s, and its tensors."""
+    g = graphdnn.pygraph(device=kwargs.pop("device", "cpu"), io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32, **kwargs)
+    x, b = g.tensor(dim=(2, n, 3), layout="row", name="x"), g.tensor(dim=(1, n, 1), layout="row", name="b")
+    s = g.tensor(dim=(1, 1, 1), stride=(1, 1, 1), is_pass_by_value=True, name="s")
+    y = g.add(g.mul(g.gelu(x), s), b).set_output(True).set_name("y")
+    return g, (x, b, s, y)
+
+
+def matmul(**kwargs):
+    """gelu(a @ b) as one kernel, or two."""
+    g = graphdnn.pygraph(device="cpu", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32, **kwargs)
+    a, b = g.tensor(dim=(2, 24, 40), layout="row", name="a"), g.tensor(dim=(2, 40, 16), layout="row", name="b")
+    g.gelu(g.matmul(a, b)).set_output(True).set_name("y")
+    g.build_operation_graph()
+    return g
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path, monkeypatch):
+    """A tuning database of the test's own."""
+    monkeypatch.setenv("GRAPHDNN_TUNING_DB", str(tmp_path / "tuning.db"))
+    return tuning.Database(tmp_path / "tuning.db")
+
+
+def planting(monkeypatch, *engines):
+    monkeypatch.setattr("graphdnn.engines.ENGINES", (*engines, *ENGINES))
+
+
+def test_the_chosen_plan_is_right_and_never_slower_than_the_heuristics(database):
+    g, (x, b, s, y) = pointwise()
+    rng = np.random.default_rng(0)
+    data, bias, out = (
+        rng.standard_normal((2, 3000, 3), np.float32),
+        rng.standard_normal((1, 3000, 1), np.float32),
+        np.full((2, 3000, 3), 7, np.float32),
+    )
+    lines: list[str] = []
+    cache.listeners.append(lines.append)
+    try:
+        found = g.autotune({x: data, b: bias, s: 0.5, y: out}, workers=0, iterations=5)
+    finally:
+        cache.listeners.remove(lines.append)
+    assert found.source == "measured" and found.exact and found.stored and not found.problem
+    assert (out == 7).all(), "nothing of the pack is written"
+    times = {r.index: r.seconds for r in found.timed}
+    assert {found.chosen, found.heuristic} <= set(times) and found.ratio <= 1.0 and found.spread >= 1.0
+    assert found.chosen == found.heuristic or found.ratio <= 1 - max(found.noise, autotune.LEAST_GAIN)
+    assert g.plan is g._plans.plan_at(found.chosen) and f"plan {found.chosen}" in str(found)
+    assert any("take turns" in line for line in lines)
+    (run,) = database.runs()
+    assert {m.key for m in run.results} == {tuning.plan_key(g._plans.plan_at(i)) for i in times} and run.results[run.heuristic].seconds > 0
+    g.execute({x: data, b: bias, s: 0.5, y: out}, np.empty(g.get_workspace_size(), np.uint8))
+    gelu = 0.5 * data.astype(np.float64) * (1 + np.vectorize(math.erf)(data / math.sqrt(2)))
+    assert np.abs(out - (gelu * 0.5 + bias)).max() < 1e-5
+
+
+def test_faulty_candidates_are_dropped_and_reported(monkeypatch):
+    planting(monkeypatch, planted.Wrong(), planted.Crashing(), planted.Dying())
+    g, _ = pointwise()
+    found = g.autotune(workers=2, iterations=2)
+    why = {r.engines[0]: r.why for r in found.dropped}
+    assert "wrong result" in why["planted_wrong"] and "outside of the error bound" in why["planted_wrong"]
+    assert "SIGSEGV" in why["planted_crashing"] and "exit status 3" in why["planted_dying"]
+    assert {r.engines[0] for r in found.timed} == {"pointwise"} and "SIGSEGV" in str(found)
+
+
+def test_a_candidate_that_hangs_is_killed(monkeypatch):
+    planting(monkeypatch, planted.Hanging())
+    g, _ = pointwise()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    hanging = next(p for p in g._plans if p.choices[0].name == "planted_hanging")
+    (outcome,) = workers.build([hanging], 1, 1.0)
+    assert "did not finish within 1 s" in outcome.error
+
+
+def test_wrong_results_are_found_by_norm_where_the_reference_is_too_slow(monkeypatch):
+    monkeypatch.setattr(contest, "REFERENCE_WORK", 0)
+    planting(monkeypatch, planted.Wrong())
+    found = pointwise()[0].autotune(workers=0, iterations=1)
+    assert not found.exact and [r.engines[0] for r in found.dropped] == ["planted_wrong"] and "wrong result" in found.dropped[0].why
+
+
+def test_only_wrong_plans_is_an_error_that_lists_them(monkeypatch):
+    monkeypatch.setattr("graphdnn.engines.ENGINES", (planted.Wrong(),))
+    with pytest.raises(ExecutionError, match="no plan gives right results(.|\n)*wrong result"):
+        pointwise()[0].autotune(workers=0)
+
+
+def test_a_second_graph_takes_the_stored_plan_without_timing(monkeypatch, database):
+    first = matmul().autotune(workers=0, iterations=3)
+    monkeypatch.setattr(autotune, "_Tuning", None)
+    g = matmul(name="another name")
+    second = g.autotune()
+    assert second.source == "database" and second.executions == 0 and second.chosen == first.chosen
+    assert len(database.runs()) == 1 and g.plan.built and "nothing was timed" in str(second)
+
+
+def test_heuristic_mode_B_lists_measured_plans_first(database):
+    g = matmul()
+    g.create_execution_plans([heur_mode.A])
+    ranked = list(g._plans)
+    key = tuning.key_of(g._opgraph, g._get_device())
+    assert len(ranked) > 2
+    planted_order = tuple(tuning.of_plan(p, 1e-6 * i) for i, p in enumerate(reversed(ranked), 1))
+    database.add([run_of(key, planted_order)])
+    for modes, wanted in (([heur_mode.B], ranked[::-1]), ([heur_mode.A], ranked)):
+        g.create_execution_plans(modes)
+        assert [p.name for p in g._plans] == [p.name for p in wanted]
+    g = matmul(deterministic=True)
+    g.create_execution_plans([heur_mode.B])
+    assert [p.name for p in g._plans] == [p.name for p in ranked], "deterministic mode asks no database"
+
+
+def run_of(key, results, **more):
+    facts = {"id": tuning.new_id(), "created": 1.0, "host": "h", "pid": 1, "iterations": 5, "workspace_limit": None, "heuristic": 0} | more
+    return tuning.Run(graph=key.graph, device=key.device, toolchain=key.toolchain, version=key.version, results=results, **facts)
+
+
+def test_what_does_not_fit_any_more_is_not_used(database):
+    """C3: engine, knobs and versions are stored, not places in a list."""
+    g = matmul()
+    g.create_execution_plans([heur_mode.A])
+    key, plan = tuning.key_of(g._opgraph, g._get_device()), g._plans.plan_at(1)
+    gone = tuning.Measured("", ((2, "matmul_simt", "PanelCpu(rows=7)"),), 1e-9, 0)
+    other = tuning.Key(key.graph, key.device, "another toolchain")
+    database.add([run_of(key, (gone,)), run_of(other, (tuning.of_plan(plan, 1e-9),))])
+    assert autotune.stored(g._plans, None) is None
+    assert tuning.key_of(g._opgraph, graphdnn.device.describe("sm_90")) != key
+
+
+def test_a_limit_on_workspace_holds_and_limited_runs_do_not_answer_for_all(database):
+    g = matmul()
+    with pytest.raises((BuildError, NotSupportedError)):
+        g.autotune(workspace_limit=0, workers=0)
+    g.create_execution_plans([heur_mode.A])
+    sizes = sorted({p.workspace_bytes for p in g._plans})
+    found = g.autotune(workspace_limit=sizes[0], workers=0, iterations=1)
+    assert g.get_workspace_size() == sizes[0] and all("more than" in r.why for r in found.dropped) and found.dropped
+    key = tuning.key_of(g._opgraph, g._get_device())
+    assert database.measured(key) == [] and database.measured(key, sizes[0])
+    in_memory = matmul().autotune(workspace=np.empty(sizes[0], np.uint8))
+    assert in_memory.source == "database" and in_memory.chosen == found.chosen
+    g = matmul(workspace_limit=sizes[0])
+    g.create_execution_plans([heur_mode.A])
+    g.build_plans()
+    assert g.get_workspace_size() == sizes[0]
+
+
+def test_benchmark_mode_times_once_and_deterministic_mode_never(monkeypatch, database):
+    def build(**kwargs):
+        g, _ = pointwise(n=500, **kwargs)
+        g.build([heur_mode.A, heur_mode.FALLBACK])
+        return g.plan.built and len(database.runs())
+
+    counted: list[int] = []
+    real = contest.rounds
+    monkeypatch.setattr(contest, "rounds", lambda *a: counted.append(1) or real(*a))
+    assert build() == 0
+    assert build(benchmark=True, deterministic=True) == 0 and not counted
+    monkeypatch.setenv("GRAPHDNN_BENCHMARK", "1")
+    assert build(deterministic=True) == 0 and build(benchmark=False) == 0 and build(device="sm_90") == 0 and not counted
+    assert build() == 1 and counted
+    times = len(counted)
+    assert build() == 1 and build(benchmark=True) == 1 and len(counted) == times, "the second time it is known"
+    monkeypatch.setenv("GRAPHDNN_DETERMINISTIC", "1")
+    g, _ = pointwise(n=700)
+    assert g.autotune().source == "heuristics" and g.plan.built and len(counted) == times
+
+
+def test_bad_input():
+    g, (x, b, s, y) = pointwise(n=50)
+    for bad in ({"iterations": 0}, {"candidates": 0}, {"workers": -1}, {"workspace_limit": -1}, {"timeout_s": 0}):
+        with pytest.raises(ValidationError, match=next(iter(bad))):
+            g.autotune(**bad)
+    for bad in ({"iterations": "5"}, {"workspace_limit": 1.5}, {"pack": [1]}):
+        with pytest.raises(KindError, match=next(iter(bad))):
+            g.autotune(**bad)
+    with pytest.raises(ValidationError, match="missing buffer for uid .* \\('b'\\)"):
+        g.autotune({x: np.zeros((2, 50, 3), np.float32), s: 1.0, y: np.zeros((2, 50, 3), np.float32)}, workers=0)
+    with pytest.raises(ValidationError, match="size of the workspace is not known"):
+        g.autotune(workspace=4096)
+    for device, why in (("cudasim", "simulator"), ("sm_90", "described device")):
+        with pytest.raises(NotSupportedError, match=f"cannot be timed: .*{why}"):
+            pointwise(n=50, device=device)[0].autotune()
+    g.create_execution_plans([heur_mode.A])
+    g.build_plans(build_plan_policy.HEURISTICS_CHOICE)
+    loaded = graphdnn.pygraph(device="cpu")
+    loaded.deserialize(g.serialize())
+    with pytest.raises(BuildError, match="a loaded graph has one plan"):
+        loaded.autotune()
