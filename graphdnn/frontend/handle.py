@@ -89,6 +89,10 @@ def as_handle(handle: Any) -> Handle:
     return found
 
 
+is_live = _live.__contains__
+"""Whether a Handle has not been destroyed: the quick question of the execute path."""
+
+
 def destroy_handle(handle: int) -> None:
     """End the life of a handle. Graphs that hold it raise ExecutionError when executed."""
     with _lock:

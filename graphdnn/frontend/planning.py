@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,10 @@ from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, ExecutionError, GraphError, KindError, NotSupportedError, ValidationError, explain
 from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.enums import behavior_note, build_plan_policy, heur_mode, knob_type, numerical_note
-from graphdnn.frontend.handle import Handle, as_handle
+from graphdnn.frontend.handle import Handle, as_handle, is_live
 from graphdnn.frontend.loaded import LoadedPlans
 from graphdnn.frontend.tensor import as_integer
+from graphdnn.plans import streams
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphdnn.frontend.properties import KernelCache
     from graphdnn.inspection.explain import Explanation
     from graphdnn.ir.opgraph import OperationGraph
+    from graphdnn.plans.executor import Executor
     from graphdnn.plans.plan import ExecutionPlan
     from graphdnn.plans.planset import PlanSet
     from graphdnn.targets.cuda_graph import Nodes
@@ -47,19 +48,6 @@ def _members(what: str, values: Any, kind: type[Any]) -> list[Any]:
         if not isinstance(v, kind):
             raise KindError(explain(f"an entry of {what} has the wrong type", expected=f"graphdnn.{kind.__name__}", found=repr(v)[:80]))
     return found
-
-
-def _framework_stream(pack: Mapping[Any, Any]) -> int:
-    """The current stream of the framework whose device arrays are in ``pack``; 0 (the legacy default stream) where there is none."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        for value in pack.values():
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                return int(torch.cuda.current_stream(value.device).cuda_stream)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and any(isinstance(v, cupy.ndarray) for v in pack.values()):
-        return int(cupy.cuda.get_current_stream().ptr)
-    return 0
 
 
 class Planning(Declarations):
@@ -273,7 +261,8 @@ class Planning(Declarations):
     def _stream(self, handle: int | None, pack: Mapping[Any, Any], plan: ExecutionPlan) -> int:
         used = self._handle if handle is None else handle if type(handle) is Handle else as_handle(handle)
         if used is not None:
-            as_handle(used)
+            if not is_live(used):
+                as_handle(used)
             if handle is not None and (used.device.kind, used.device.index) != (plan.device.kind, plan.device.index):
                 raise ExecutionError(
                     explain(
@@ -285,7 +274,7 @@ class Planning(Declarations):
                 )
             if used.stream is not None:
                 return used.stream
-        return _framework_stream(pack) if plan.device.kind == "cuda" else 0
+        return streams.current(pack, plan.device)
 
     def execute(
         self,
@@ -306,6 +295,14 @@ class Planning(Declarations):
         if override_uids:
             plan = self._overridden(plan, override_uids, override_shapes, override_strides)
         plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
+
+    def bind(self, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any = None, handle: int | None = None) -> Executor:
+        """The built plan with these buffers, checked and laid out once, for many calls: ``run = graph.bind(pack, workspace); run()``.
+
+        The arguments are those of :meth:`execute`, and so are the errors. Calls go to the handle's stream of the moment of ``bind``.
+        """
+        plan = self._planned().chosen
+        return plan.bind(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
 
     def execute_plan_at_index(
         self,

@@ -18,9 +18,6 @@ def nodes(plan: ExecutionPlan, pack: variant_pack.Pack, workspace: Any) -> Nodes
     A buffer less aligned than declared gets the steps of the plan that ``execute`` would run for it, which may have to be built."""
     if plan.device.kind != "cuda":
         raise no_cuda_graph(f"plan '{plan.name}' of {plan.device.text}")
+    plan, (addresses, numbers, at) = plan.placed(pack, workspace, None)
     binder, executable = plan.load()
-    try:
-        bound = binder.bind(pack, workspace)
-    except variant_pack.Misaligned as error:
-        return nodes(plan.guarded(pack, workspace, None, error), pack, workspace)
-    return executable.graph_nodes(*bound)
+    return executable.graph_nodes(dict(zip(binder.ids, addresses, strict=True)), numbers, at)

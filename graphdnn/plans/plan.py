@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from graphdnn import device as devices
 from graphdnn import env, log, targets
 from graphdnn.codegen.spec import Recipe
 from graphdnn.device import DeviceProps
-from graphdnn.errors import BuildError, ExecutionError, explain
+from graphdnn.errors import BuildError, ExecutionError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.passes.regions import Partition, Region
-from graphdnn.plans import cache, heuristics, variant_pack
+from graphdnn.plans import cache, heuristics, overlap, variant_pack
 from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate, Option
@@ -25,6 +26,7 @@ from graphdnn.targets.base import Executable
 from graphdnn.targets.limits import Rooms
 
 if TYPE_CHECKING:
+    from graphdnn.plans.executor import Executor
     from graphdnn.targets.cuda_graph import Nodes
 
 Owned = tuple[tuple[int, ...], ...]
@@ -36,6 +38,11 @@ class _Ranged(Executable):
 
     def __init__(self, inner: Executable, name: str, nvtx: Any) -> None:
         self._inner, self._name, self._nvtx = inner, name, nvtx
+
+    def arrange(self, ids: Sequence[int]) -> None:
+        """See the base class."""
+        super().arrange(ids)
+        self._inner.arrange(ids)
 
     def run(
         self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None
@@ -120,6 +127,8 @@ class ExecutionPlan:
         self._lowered: tuple[Recipe, Owned] | None = None
         self._kernels = kernels
         self._ready: tuple[Binder, Executable] | None = None
+        self._elsewhere: dict[int, ExecutionPlan] = {}
+        self._followed = False
         self._guards: dict[tuple[tuple[int, int], ...], ExecutionPlan] = {}
         self._lock = threading.RLock()
 
@@ -208,13 +217,16 @@ class ExecutionPlan:
                         )
                     )
                 executable = targets.get(self.device).load(self.recipe, [k.binary for k in kernels])
-                space = variant_pack.elementwise_space(self.graph, self.partition)
-                inplace = variant_pack.inplace_pairs(self.graph, self.partition)
+                space = overlap.elementwise_space(self.graph, self.partition)
+                inplace = overlap.inplace_pairs(self.graph, self.partition)
                 binder = variant_pack.prepare(self.graph, self.device, self.recipe, space, inplace)
                 if hasattr(executable, "set_extents"):  # the simulator checks every access
                     spans = {s.index: (-s.below, s.nbytes) for s in binder.slots if not self.graph.tensors[s.index].ragged}
                     executable.set_extents(spans, self.workspace_bytes)
-                self._ready = (binder, _ranged(executable, self.name) if env.nvtx() else executable)
+                if env.nvtx():
+                    executable = _ranged(executable, self.name)
+                executable.arrange(binder.ids)
+                self._ready = (binder, executable)
             return self._ready
 
     # -- running --------------------------------------------------------------------------------------------------------------------------
@@ -225,11 +237,52 @@ class ExecutionPlan:
         """
         binder, executable = self._ready or self._load_now(stream)
         try:
-            pointers, numbers, at = binder.bind(pack, workspace)
-        except variant_pack.Misaligned as error:
-            self.guarded(pack, workspace, stream, error).execute(pack, workspace, stream)
+            addresses, numbers, at = binder.place(pack, workspace)
+        except (variant_pack.Misaligned, variant_pack.Elsewhere) as error:
+            self._instead(pack, workspace, stream, error).execute(pack, workspace, stream)
             return
-        executable.run(pointers, numbers, at, stream, binder.rooms(pack) if binder.packed else None)
+        executable.run_at(addresses, numbers, at, stream, binder.rooms(pack) if binder.packed else None)
+
+    def bind(self, pack: variant_pack.Pack, workspace: Any = None, stream: int | None = None) -> Executor:
+        """An :class:`Executor`: the plan with these buffers, for many calls. Raises as ``execute``; BuildError before build.
+
+        ``stream``: a CUstream as int; None: the current one of the framework whose arrays these are, 0 for other buffers."""
+        from graphdnn.plans.executor import Executor
+
+        return Executor(self, pack, workspace, stream)
+
+    def placed(self, pack: variant_pack.Pack, workspace: Any, stream: int | None) -> tuple[ExecutionPlan, variant_pack.Placed]:
+        """The plan that ``execute`` would run for these buffers, itself as a rule, and what its binder says of them."""
+        try:
+            return self, self.load()[0].place(pack, workspace)
+        except (variant_pack.Misaligned, variant_pack.Elsewhere) as error:
+            return self._instead(pack, workspace, stream, error).placed(pack, workspace, stream)
+
+    def _instead(self, pack: variant_pack.Pack, workspace: Any, stream: int | None, error: ValidationError) -> ExecutionPlan:
+        """The plan for buffers that this one does not take, or ``error`` where there is none."""
+        if isinstance(error, variant_pack.Misaligned):
+            return self.guarded(pack, workspace, stream, error)
+        assert isinstance(error, variant_pack.Elsewhere)
+        return self._on(error.index, stream, error)
+
+    def _on(self, index: int, stream: int | None, error: variant_pack.Elsewhere) -> ExecutionPlan:
+        """This plan on GPU ``index``, loaded there when it is first needed. ``error`` for a GPU of another architecture, and in a plan that has
+        followed its tensors already: they are on several GPUs then. ExecutionError where the load would happen inside a capture."""
+        if self._followed or devices.cuda(index).arch != self.device.arch:
+            raise error
+        with self._lock:
+            plan = self._elsewhere.get(index)
+            if plan is None:
+                if stream is not None and targets.get(self.device).capturing(stream):
+                    raise in_capture(f"plan '{self.name}' is not loaded on cuda:{index} yet", "execute() once on that GPU") from error
+                there, head = devices.cuda(index), (self.choices, self.name, self.cost, self.numeric_notes)
+                plan = ExecutionPlan(
+                    self.graph, there, self.partition, *head, self._parts, kernels=self.kernels, candidate=self._candidate, store=self._store
+                )
+                plan._followed = True
+                plan.load()
+                self._elsewhere[index] = plan
+        return plan
 
     def _load_now(self, stream: int) -> tuple[Binder, Executable]:
         """Load at the first execute: a plan that came with a pickle. ExecutionError while ``stream`` is captured."""

@@ -15,18 +15,19 @@ from graphdnn.dtypes import data_type, info
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
-from graphdnn.passes.regions import Partition
 from graphdnn.plans import buffers, scalars
 from graphdnn.plans.assemble import arg_buffer, bytes_below, launches, tensor_bytes
 from graphdnn.plans.assemble import buffers as named_buffers
 from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
 from graphdnn.plans.overlap import disjoint
+from graphdnn.plans.quick import Quick
 
 if TYPE_CHECKING:
     from graphdnn.device import DeviceProps
 
 Pack = Mapping[Any, Any]
 Bound = tuple[Mapping[int, int], Mapping[int, "float | int"], int]
+Placed = tuple[list[int], Mapping[int, "float | int"], int]
 
 _STANDS_FOR: dict[data_type, tuple[str, ...]] = {
     data_type.HALF: ("uint16", "int16", "void16"),
@@ -55,6 +56,17 @@ def accepted(dtype: data_type) -> frozenset[str]:
 
 class Misaligned(ValidationError):
     """A buffer is less aligned than its tensor was declared; a plan for what it is would take it."""
+
+
+class Elsewhere(ValidationError):
+    """A buffer lies on another GPU than the plan. ``index``: which."""
+
+    def __init__(self, text: str, index: int) -> None:
+        super().__init__(text)
+        self.index = index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Elsewhere, (str(self), self.index)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,20 +116,30 @@ class Binder:
     workspace_alignment: int
     packed: frozenset[int] = frozenset()
     """Positions of the slots of packed tensors."""
+    quick: Quick = field(default_factory=Quick, init=False)
 
     def bind(self, pack: Pack, workspace: Any) -> Bound:
         """Tensor id -> address, by-value tensor id -> number, workspace address. Raises ValidationError or KindError; nothing has run then."""
-        count = len(self.checks)
-        found: list[Any] = [None] * (count + len(self.numbers) + 1)  # the last place takes what is ignored
-        known = self.keys.get
-        for key, value in pack.items():
-            at = known(key)
-            found[self._position(key) if at is None else at] = value
-        addresses = self._addresses(found)
-        for out, other, size, other_size, other_below, same in self.pairs:
-            p, q = addresses[out], addresses[other]
-            if p < q + other_size and q - other_below < p + size and not (same and p == q):
-                self._check_overlap(out, p, other, q)
+        addresses, numbers, at = self.place(pack, workspace)
+        return dict(zip(self.ids, addresses, strict=True)), numbers, at
+
+    def place(self, pack: Pack, workspace: Any) -> Placed:
+        """What ``bind`` gives, the addresses in the order of ``ids``."""
+        count, quick = len(self.checks), self.quick
+        found: Sequence[Any] | None = quick.values(pack)
+        if found is None:
+            found = self._found(pack)
+        tensors = found[:count]
+        addresses = quick.addresses(tensors)
+        if addresses is None:
+            addresses = self._addresses(tensors)
+            quick.learn(tensors, self.checks, self.host, self.ordinal)
+        if addresses != quick.clear:
+            for out, other, size, other_size, other_below, same in self.pairs:
+                p, q = addresses[out], addresses[other]
+                if p < q + other_size and q - other_below < p + size and not (same and p == q):
+                    self._check_overlap(out, p, other, q)
+            quick.clear = addresses
         numbers = self.defaults
         if self.numbers:
             numbers = dict(numbers)
@@ -129,8 +151,20 @@ class Binder:
                     numbers[index] = scalars.read(value, tensor, convert)
                 elif index not in numbers:
                     raise _missing(f"uid {tensor.uid} ('{tensor.name}')")
-        pointers = dict(zip(self.ids, addresses, strict=True))
-        return pointers, numbers, self._workspace(workspace) if self.workspace else 0
+        return addresses, numbers, self._workspace(workspace) if self.workspace else 0
+
+    def _found(self, pack: Pack) -> list[Any]:
+        """The values of a pack by position; its keys are remembered."""
+        known = self.keys.get
+        count = len(self.checks) + len(self.numbers)
+        found: list[Any] = [None] * (count + 1)  # the last place takes what is ignored
+        positions = []
+        for key, value in pack.items():
+            at = known(key)
+            positions.append(self.position(key) if at is None else at)
+            found[positions[-1]] = value
+        self.quick.learn_keys(list(pack), positions, count)
+        return found
 
     def rooms(self, pack: Pack) -> dict[int, tuple[int, int]]:
         """For packed tensors bound in ``pack``, which ``bind`` has taken: bytes of the buffer before the address and from it on, where they are
@@ -138,14 +172,14 @@ class Binder:
         found = {}
         for key, value in pack.items():
             at = self.keys.get(key)
-            at = self._position(key) if at is None else at
+            at = self.position(key) if at is None else at
             if at in self.packed:
                 facts = buffers.facts(value)
                 if facts.room is not None:
                     found[self.slots[at].index] = (_NEVER if facts.before is None else facts.before, facts.room)
         return found
 
-    def _addresses(self, found: list[Any]) -> list[int]:
+    def _addresses(self, found: Sequence[Any]) -> list[int]:
         """Addresses of the slots. What is seen at a glance to be right is taken; everything else goes the slow way, which says what is wrong."""
         kinds, host, ordinal = KINDS.get, self.host, self.ordinal
         addresses: list[int] = []
@@ -166,7 +200,7 @@ class Binder:
             addresses.append(pointer)
         return addresses
 
-    def _position(self, key: Any) -> int:
+    def position(self, key: Any) -> int:
         """Position of a key that was not met before; it is remembered, within limits: a tensor object must not be kept alive for long."""
         at = -1
         if isinstance(key, TensorDecl):
@@ -221,7 +255,10 @@ class Binder:
         if not place or (place == "cpu" if self.host else place in (self.device, "cuda")):
             return
         fix = "move it to the CPU" if self.host else f"copy it to {self.device}, or build the graph with device='cpu'"
-        raise ValidationError(explain(f"{what} is on the wrong device", tensor=name, expected=f"memory of {self.device}", found=place, fix=fix))
+        text = explain(f"{what} is on the wrong device", tensor=name, expected=f"memory of {self.device}", found=place, fix=fix)
+        if not self.host and place.startswith("cuda:"):
+            raise Elsewhere(text, int(place[5:]))
+        raise ValidationError(text)
 
     def _check_overlap(self, first: int, p: int, second: int, q: int) -> None:
         """Byte ranges meet; do elements? The answer depends on the distance only, and is remembered."""
@@ -292,7 +329,7 @@ def _missing(label: str) -> ValidationError:
 def prepare(
     graph: OperationGraph, device: DeviceProps, recipe: Recipe, space: Dims | None = None, inplace: frozenset[tuple[int, int]] = frozenset()
 ) -> Binder:
-    """The binder of a plan. ``space``: see :func:`elementwise_space`; an output of these dims may lie exactly on an input that is alike.
+    """The binder of a plan. ``space``: see :func:`overlap.elementwise_space`; an output of these dims may lie exactly on an input that is alike.
     ``inplace``: further (output, input) ids that may share memory."""
     needs = _alignments(recipe)
     numbers = sorted({a.index for x in launches(recipe) for a in x.args if isinstance(a, TensorScalar)})
@@ -366,38 +403,3 @@ def _pairs(slots: Sequence[Slot], space: Dims | None, inplace: frozenset[tuple[i
             a, b = out.tensor, other.tensor
             alike = (a.dim, a.strides, info(a.dtype).bits) == (b.dim, b.strides, info(b.dtype).bits)
             yield i, j, out.nbytes, other.nbytes, other.below, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)
-
-
-def elementwise_space(graph: OperationGraph, partition: Partition) -> Dims | None:
-    """The loop dims of a plan that touches element i of its full-size tensors only in step i: one kernel, pointwise ops alone, no movement."""
-    if len(partition.regions) != 1:
-        return None
-    region = partition.regions[0]
-    return region.space if region.kind == "pointwise" and all(graph.nodes[n].op == "POINTWISE" for n in region.nodes) else None
-
-
-def inplace_pairs(graph: OperationGraph, partition: Partition) -> frozenset[tuple[int, int]]:
-    """(output, input) ids that may share memory in any plan of these regions: running statistics, residual streams.
-
-    All that reads such an input is pointwise ops of its own dims that end in the output alone, so that element i of the input is of no use after
-    element i of the output is stored. Nothing else reads the output, which could calculate it again. Tiled kernels keep their operands apart."""
-    found = set()
-    for region in partition.regions:
-        for out in region.stores:
-            if region.kind not in ("matmul", "grouped") and out in graph.outputs and out not in graph.consumers:
-                found |= {(out, i) for i in _ends_in(graph, out) if i not in graph.producer and graph.tensors[i].dim == graph.tensors[out].dim}
-    return frozenset(found)
-
-
-def _ends_in(graph: OperationGraph, out: int) -> set[int]:
-    """Tensors whose every use ends in ``out``, through pointwise ops of its dims."""
-    inside = {out}
-
-    def leads_there(n: int) -> bool:
-        node = graph.nodes[n]
-        return node.op == "POINTWISE" and node.output_ids[0] in inside and graph.tensors[node.output_ids[0]].dim == graph.tensors[out].dim
-
-    for n in range(len(graph.nodes) - 1, -1, -1):
-        if leads_there(n):
-            inside |= {t for t in graph.nodes[n].input_ids if t not in graph.outputs and all(leads_there(u) for u in graph.consumers[t])}
-    return inside - {out}

@@ -30,8 +30,41 @@ def paused_collector() -> Iterator[None]:
             gc.enable()
 
 
+class Prepared(ABC):
+    """A run that is made again and again: its values are laid out once, in memory of its own. Used by one thread at a time."""
+
+    @abstractmethod
+    def update(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: Rooms | None = None) -> None:
+        """Take other values, as of ``Executable.run``, for the runs from now on. Raises ExecutionError for a missing one."""
+
+    @abstractmethod
+    def move(self, addresses: Sequence[int]) -> None:
+        """Take other addresses, in the order that ``Executable.arrange`` was given; numbers and workspace stay."""
+
+    @abstractmethod
+    def run(self, stream: int) -> None:
+        """Enqueue the steps, as ``Executable.run`` does."""
+
+
 class Executable(ABC):
-    """A loaded recipe, bound to one device. Immutable: any number of threads and streams may run it at once."""
+    """A loaded recipe, bound to one device. Immutable once arranged: any number of threads and streams may run it at once."""
+
+    ids: tuple[int, ...] = ()
+    """The order of addresses that ``arrange`` was given."""
+
+    def arrange(self, ids: Sequence[int]) -> None:
+        """Say once, after the load, in which order ``run_at`` gets addresses: ids of all tensors that the recipe names."""
+        self.ids = tuple(ids)
+
+    def run_at(
+        self, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None
+    ) -> None:
+        """``run`` with the addresses in the order of ``arrange``."""
+        self.run(dict(zip(self.ids, addresses, strict=True)), scalars, workspace, stream, rooms)
+
+    def prepare(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: Rooms | None = None) -> Prepared:
+        """A run with these values that can be made many times; the arguments are those of ``run``."""
+        return _Repeated(self, pointers, scalars, workspace, rooms)
 
     @abstractmethod
     def run(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None) -> None:
@@ -123,3 +156,25 @@ class Target(ABC):
     def specs(self, recipe: Recipe) -> tuple[KernelSpec, ...]:
         """Kernels of the recipe, in the order of the binaries."""
         return recipe.kernels
+
+
+class _Repeated(Prepared):
+    """For executables that have nothing to lay out."""
+
+    def __init__(
+        self, executable: Executable, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: Rooms | None
+    ) -> None:
+        self._executable = executable
+        self.update(pointers, scalars, workspace, rooms)
+
+    def update(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: Rooms | None = None) -> None:
+        """Keep them."""
+        self._pointers, self._scalars, self._workspace, self._rooms = pointers, scalars, workspace, rooms
+
+    def move(self, addresses: Sequence[int]) -> None:
+        """Keep them."""
+        self._pointers, self._rooms = dict(zip(self._executable.ids, addresses, strict=True)), None
+
+    def run(self, stream: int) -> None:
+        """Run with what is kept."""
+        self._executable.run(self._pointers, self._scalars, self._workspace, stream, self._rooms)

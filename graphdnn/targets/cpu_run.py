@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphdnn.codegen.spec import Check, Groups, Launch, Memset, Panels, Recipe
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets import limits
-from graphdnn.targets.base import Executable
+from graphdnn.targets.base import Executable, Prepared
 from graphdnn.targets.cpu_groups import GroupLoop
 from graphdnn.targets.cpu_object import LoadedKernel
 from graphdnn.targets.cpu_step import Bound, Call, Fill, Step, View
@@ -100,5 +100,49 @@ class CpuExecutable(Executable):
             for step in self._steps:
                 step.run(bound)
         except KeyError as error:
-            rule, fix = "a tensor of the recipe was not bound", "pass it in the variant pack"
-            raise ExecutionError(explain(rule, tensor=str(error.args[0]), expected="an address or a value", found="none", fix=fix)) from error
+            raise _unbound(error) from error
+
+    def prepare(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: limits.Rooms | None = None
+    ) -> Prepared:
+        """A run whose arguments are packed."""
+        return _Ready(self, Bound(pointers, scalars, workspace, rooms))
+
+    def steps_for(self, bound: Bound) -> list[Callable[[], object]]:
+        """The steps with these values. Raises as ``run``."""
+        try:
+            return [step.ready(bound) for step in self._steps]
+        except KeyError as error:
+            raise _unbound(error) from error
+
+
+class _Ready(Prepared):
+    """A run with packed arguments."""
+
+    def __init__(self, executable: CpuExecutable, bound: Bound) -> None:
+        self._executable, self._bound = executable, bound
+        self._calls = executable.steps_for(bound)
+
+    def update(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: limits.Rooms | None = None
+    ) -> None:
+        """Pack other values."""
+        bound = Bound(pointers, scalars, workspace, rooms)
+        self._calls, self._bound = self._executable.steps_for(bound), bound
+
+    def move(self, addresses: Sequence[int]) -> None:
+        """Pack other addresses."""
+        self.update(dict(zip(self._executable.ids, addresses, strict=True)), self._bound.scalars, self._bound.workspace)
+
+    def run(self, stream: int) -> None:
+        """Run the steps; finished on return. ``stream`` is ignored."""
+        try:
+            for call in self._calls:
+                call()
+        except KeyError as error:
+            raise _unbound(error) from error
+
+
+def _unbound(error: KeyError) -> ExecutionError:
+    rule, fix = "a tensor of the recipe was not bound", "pass it in the variant pack"
+    return ExecutionError(explain(rule, tensor=str(error.args[0]), expected="an address or a value", found="none", fix=fix))

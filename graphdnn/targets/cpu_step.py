@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from graphdnn.codegen.spec import Arg, Buffer, Constant, KernelSpec, Launch, Matrix, Memset, PointerParam, TensorScalar
@@ -41,6 +42,10 @@ class Step(ABC):
     @abstractmethod
     def run(self, bound: Bound) -> None:
         """Finish the step's work before returning."""
+
+    def ready(self, bound: Bound) -> Callable[[], object]:
+        """``run`` with these values, laid out for many calls."""
+        return partial(self.run, bound)
 
 
 class Fill(Step):
@@ -88,10 +93,18 @@ class Call(Step):
         if self._grid:
             self.run_range(self.values(bound), 0, self._grid)
 
+    def ready(self, bound: Bound) -> Callable[[], object]:
+        """All its items, with the arguments packed."""
+        return partial(self._run_block, self._pack(*self.values(bound)), 0, self._grid)
+
     def run_range(self, values: list[Any], lo: int, hi: int) -> None:
         """Items [lo, hi), in this thread if they are one grain, else over the pool. Items are independent: how they are cut changes no result."""
-        block = self._pack(*values)
+        self._run_block(self._pack(*values), lo, hi)
+
+    def _run_block(self, block: bytes, lo: int, hi: int) -> None:
         grains = -(-(hi - lo) // self._grain)
+        if hi <= lo:
+            return
         if grains <= 1:
             status = self._call(lo, hi, block, 0, None)
         else:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 from graphdnn import _libcuda, env, log
+from graphdnn.codegen.recipes import listings
 from graphdnn.codegen.spec import (
     Arg,
     Binary,
     Buffer,
-    Check,
     Constant,
     DescriptorParam,
     Groups,
@@ -31,15 +29,14 @@ from graphdnn.codegen.spec import (
     PointerParam,
     Recipe,
     ScalarParam,
-    Step,
     TensorMap,
-    TensorScalar,
 )
 from graphdnn.errors import ExecutionError, explain
 from graphdnn.targets import cuda_graph, limits
-from graphdnn.targets.base import Executable
+from graphdnn.targets.base import Executable, Prepared
 from graphdnn.targets.cuda_driver import activated, capturing, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
+from graphdnn.targets.cuda_slots import Slots, checks_before, collect, getter
 
 _FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
 _MAX_GRID = 2**31 - 1
@@ -58,37 +55,12 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """Order of the values in a block: addresses (plain tensors, offset tensors, workspace parts), then scalars."""
-
-    tensors: tuple[int, ...]
-    offset_tensors: tuple[tuple[int, int], ...]
-    workspace: tuple[int, ...]
-    scalars: tuple[tuple[int, str], ...]
-
-    @property
-    def pointers(self) -> int:
-        """How many addresses there are."""
-        return len(self.tensors) + len(self.offset_tensors) + len(self.workspace)
-
-    def position(self, arg: Buffer | TensorScalar, type: str) -> int:
-        """Slot number of an argument."""
-        if isinstance(arg, TensorScalar):
-            return self.pointers + self.scalars.index((arg.index, type))
-        if arg.kind == "workspace":
-            return len(self.tensors) + len(self.offset_tensors) + self.workspace.index(arg.offset)
-        if arg.offset:
-            return len(self.tensors) + self.offset_tensors.index((arg.index, arg.offset))
-        return self.tensors.index(arg.index)
-
-
 class _Block:
     """Values of one call and everything that points to them; used by one call at a time."""
 
     __slots__ = ("_stream_value", "address", "calls", "configs", "context", "context_ref", "descriptors", "keep", "memory", "pointers", "stream")
 
-    def __init__(self, slots: _Slots) -> None:
+    def __init__(self, slots: Slots) -> None:
         self.memory = ctypes.create_string_buffer(8 * (slots.pointers + len(slots.scalars)) or 8)
         self.address = ctypes.addressof(self.memory)
         self.pointers: Any = (ctypes.c_uint64 * slots.pointers).from_buffer(self.memory)
@@ -124,17 +96,20 @@ class CudaExecutable(Executable):
         self._dynamic = [max(0, s.shared_bytes - int(b.facts.get("static_shared_bytes", 0))) for s, b in zip(recipe.kernels, binaries, strict=True)]
         self._functions = [load_function(self.device, b.code, b.entry, d) for b, d in zip(binaries, self._dynamic, strict=True)]
         self._steps = tuple(s for s in recipe.steps if (s.grid if isinstance(s, Launch) else isinstance(s, Memset) and s.nbytes))
-        self._checks = _checks(recipe, self._steps) if env.check_values() else {}
-        self._slots = _collect(self._steps, recipe.kernels)
+        self._checks = checks_before(recipe, self._steps) if env.check_values() else {}
+        checked = [x.buffer for checks in self._checks.values() for c in checks for x in listings(c).values()]
+        self._slots = collect(self._steps, recipe.kernels, checked)
         self._scalars_at = 8 * self._slots.pointers
         self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self._slots.scalars))
-        self._tensors = _getter(self._slots.tensors)
+        self._fetch = getter(self._slots.tensors)
+        self.pick: Callable[[Any], tuple[int, ...]] | None = None
+        self._derived = bool(self._slots.offset_tensors or self._slots.workspace)
         self._constants = _Constants()
         self._maps = self._encoded()
         self._launch = self._driver.function("cuLaunchKernelEx")
         self._memset = self._driver.function("cuMemsetD8Async")
         self._current = self._driver.new_function("cuCtxGetCurrent")
-        self._free: list[_Block] = [self._new_block()]
+        self._free: list[_Block] = [self.new_block()]
 
     def run(
         self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
@@ -144,24 +119,29 @@ class CudaExecutable(Executable):
         Makes the device's primary context current for the call if the thread has another one or none. Raises ExecutionError for a missing address
         or scalar, in a process forked after CUDA was started, and for what the driver reports (a fault of an earlier kernel among others).
         """
+        self._run(self.fetch(pointers), scalars, workspace, stream, rooms)
+
+    def arrange(self, ids: Sequence[int]) -> None:
+        """See the base class."""
+        super().arrange(ids)
+        self.pick = None if self.ids == self._slots.tensors else getter(tuple(self.ids.index(t) for t in self._slots.tensors))
+
+    def run_at(
+        self, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
+    ) -> None:
+        """``run`` with the addresses in the order of ``arrange``."""
+        self._run(addresses if self.pick is None else self.pick(addresses), scalars, workspace, stream, rooms)
+
+    def _run(self, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None) -> None:
         if _libcuda.forked:
             raise _libcuda.fork_error()
-        check = self._checking(pointers, workspace, stream, rooms or {}) if self._checks else None
         try:
             block = self._free.pop()
         except IndexError:
-            block = self._new_block()
+            block = self.new_block()
         try:
-            self._patch(block, pointers, scalars, workspace)
-            block.set_stream(stream)
-            if self._current(block.context_ref) == 0 and block.context.value == self._context:
-                self._enqueue(block, stream, check)
-            else:
-                self._driver.call("cuCtxPushCurrent_v2", self._context)
-                try:
-                    self._enqueue(block, stream, check)
-                finally:
-                    self._driver.handle("cuCtxPopCurrent_v2")
+            self.patch(block, addresses, scalars, workspace)
+            self.submit(block, stream, self.checking(addresses, workspace, stream, rooms) if self._checks else None)
         finally:
             self._free.append(block)
 
@@ -171,20 +151,40 @@ class CudaExecutable(Executable):
             raise _libcuda.fork_error()
         if self._checks:
             log.warning("GRAPHDNN_CHECK_VALUES: values are not checked in a CUDA graph")
-        block = self._new_block()
-        self._patch(block, pointers, scalars, workspace)
+        block = self.new_block()
+        self.patch(block, self.fetch(pointers), scalars, workspace)
         return cuda_graph.nodes(self._driver, self._context, block, self._launch)
 
-    def _checking(self, pointers: Mapping[int, int], workspace: int, stream: int, rooms: limits.Rooms) -> Callable[[int], None] | None:
+    def prepare(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: limits.Rooms | None = None
+    ) -> Prepared:
+        """A run with a block of its own."""
+        return CudaPrepared(self, pointers, scalars, workspace, rooms)
+
+    def submit(self, block: _Block, stream: int, check: Callable[[int], None] | None = None) -> None:
+        """Enqueue the steps with the values of ``block``; ``check``: see :meth:`checking`."""
+        block.set_stream(stream)
+        if self._current(block.context_ref) == 0 and block.context.value == self._context:
+            self._enqueue(block, stream, check)
+            return
+        self._driver.call("cuCtxPushCurrent_v2", self._context)
+        try:
+            self._enqueue(block, stream, check)
+        finally:
+            self._driver.handle("cuCtxPopCurrent_v2")
+
+    def checking(self, addresses: Sequence[int], workspace: int, stream: int, rooms: limits.Rooms | None) -> Callable[[int], None] | None:
         """Called before every launch with its number: waits for the stream and checks the integers that it, or one behind it, will read, which a
         launch before it may have written. Only where the switch GRAPHDNN_CHECK_VALUES is on; None in a capture."""
+        if not self._checks:
+            return None
         with activated(self._context):
             if capturing(stream):  # a wait would end the capture; and what is read now would not hold for a replay
                 log.warning("GRAPHDNN_CHECK_VALUES: values are not checked while a CUDA graph is captured")
                 return None
 
         def address(buffer: Buffer) -> int:
-            return (workspace if buffer.kind == "workspace" else pointers[buffer.index]) + buffer.offset
+            return (workspace if buffer.kind == "workspace" else addresses[self._slots.tensors.index(buffer.index)]) + buffer.offset
 
         def fetch(address: int, nbytes: int) -> Any:
             host = ctypes.create_string_buffer(nbytes)
@@ -196,7 +196,7 @@ class CudaExecutable(Executable):
             if steps:
                 self._driver.call("cuStreamSynchronize", stream)
             for step in steps:
-                limits.check(step, address, fetch, rooms)
+                limits.check(step, address, fetch, rooms or {})
 
         return check
 
@@ -208,22 +208,25 @@ class CudaExecutable(Executable):
             if result:
                 raise self._driver.error(result, self._describe(number, stream))
 
-    def _patch(self, block: _Block, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> None:
-        """Write this call's values into the block."""
+    def fetch(self, pointers: Mapping[int, int]) -> tuple[int, ...]:
+        """The addresses in the order of a block. ExecutionError for a missing one."""
+        try:
+            return self._fetch(pointers)
+        except KeyError as exc:
+            raise _missing(exc.args[0], "address") from None
+
+    def patch(self, block: _Block, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int) -> None:
+        """Write one call's values into a block."""
         slots = self._slots
         try:
-            values = self._tensors(pointers)
-            if slots.offset_tensors:
-                values += tuple([pointers[i] + offset for i, offset in slots.offset_tensors])
-            if slots.workspace:
-                values += tuple([workspace + offset for offset in slots.workspace])
+            values = addresses
+            if self._derived:
+                values = [*addresses, *[addresses[at] + n for at, n in slots.offset_tensors], *[workspace + n for n in slots.workspace]]
             block.pointers[:] = values
             for descriptor in block.descriptors:
                 descriptor.move(self._driver, values[descriptor.slot])
-        except KeyError as exc:
-            raise _missing(exc.args[0], "address") from None
         except TypeError:
-            found = f"{pointers!r}, workspace {workspace!r}"
+            found = f"{addresses!r}, workspace {workspace!r}"
             raise ExecutionError(explain("an address is not an int", expected="device addresses as Python ints", found=found)) from None
         if slots.scalars:
             self._patch_scalars(block, scalars)
@@ -242,7 +245,8 @@ class CudaExecutable(Executable):
                     rule = "a by-value scalar does not fit its type"
                     raise ExecutionError(explain(rule, tensor=str(tensor), expected=type, found=repr(scalars[tensor]))) from None
 
-    def _new_block(self) -> _Block:
+    def new_block(self) -> _Block:
+        """A block with all but the values of a call in place."""
         block = _Block(self._slots)
         for step in self._steps:
             if isinstance(step, Memset):
@@ -298,6 +302,44 @@ class CudaExecutable(Executable):
                 _check_launch(number, step, recipe.kernels)
 
 
+class CudaPrepared(Prepared):
+    """Values in a block that no other call uses, so that they stay; TMA descriptors are moved with their tensors, never made again."""
+
+    def __init__(
+        self,
+        executable: CudaExecutable,
+        pointers: Mapping[int, int],
+        scalars: Mapping[int, float | int],
+        workspace: int,
+        rooms: limits.Rooms | None,
+    ) -> None:
+        self._executable = executable
+        self._block = executable.new_block()
+        self.update(pointers, scalars, workspace, rooms)
+
+    def update(
+        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, rooms: limits.Rooms | None = None
+    ) -> None:
+        """Write the values into the block."""
+        self._set(self._executable.fetch(pointers), scalars, workspace, rooms)
+
+    def move(self, addresses: Sequence[int]) -> None:
+        """Write the addresses into the block."""
+        pick = self._executable.pick
+        self._set(addresses if pick is None else pick(addresses), self._scalars, self._workspace, None)
+
+    def _set(self, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int, rooms: limits.Rooms | None) -> None:
+        self._executable.patch(self._block, addresses, scalars, workspace)
+        self._addresses, self._scalars, self._workspace, self._rooms = addresses, scalars, workspace, rooms
+
+    def run(self, stream: int) -> None:
+        """Enqueue the steps; raises as ``CudaExecutable.run``."""
+        if _libcuda.forked:
+            raise _libcuda.fork_error()
+        executable = self._executable
+        executable.submit(self._block, stream, executable.checking(self._addresses, self._workspace, stream, self._rooms))
+
+
 def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> None:
     rule, expected, found = f"step {number} of the plan cannot be launched", "", ""
     if not 0 <= step.kernel < len(kernels):
@@ -340,50 +382,3 @@ def _bits(value: float | int, type: str) -> bytes:
     if type == "float32":
         return bytes(ctypes.c_float(float(value))).ljust(8, b"\0")
     return struct.pack("<" + _FORMATS[type], float(value) if type == "float64" else int(value))
-
-
-def _collect(steps: Sequence[Any], kernels: Sequence[KernelSpec]) -> _Slots:
-    """Every distinct value that the steps take from a call."""
-    tensors: dict[int, None] = {}
-    offset_tensors: dict[tuple[int, int], None] = {}
-    workspace: dict[int, None] = {}
-    scalars: dict[tuple[int, str], None] = {}
-    for step in steps:
-        pairs = (
-            [(step.buffer, "")]
-            if isinstance(step, Memset)
-            else [(a, getattr(p, "type", "")) for a, p in zip(step.args, kernels[step.kernel].params, strict=True)]
-        )
-        for given, type in pairs:
-            arg = given.buffer if isinstance(given, TensorMap) else given
-            if isinstance(arg, TensorScalar):
-                scalars[(arg.index, type)] = None
-            elif isinstance(arg, Buffer) and arg.kind == "workspace":
-                workspace[arg.offset] = None
-            elif isinstance(arg, Buffer) and arg.offset:
-                offset_tensors[(arg.index, arg.offset)] = None
-            elif isinstance(arg, Buffer):
-                tensors[arg.index] = None
-    return _Slots(tuple(tensors), tuple(offset_tensors), tuple(workspace), tuple(scalars))
-
-
-def _getter(ids: tuple[int, ...]) -> Callable[[Mapping[int, int]], tuple[int, ...]]:
-    """Fetches the addresses of ``ids`` as a tuple, in C where there are several."""
-    if not ids:
-        return lambda pointers: ()
-    if len(ids) == 1:
-        first = ids[0]
-        return lambda pointers: (pointers[first],)
-    return itemgetter(*ids)
-
-
-def _checks(recipe: Recipe, launched: Sequence[Step]) -> dict[int, tuple[Check, ...]]:
-    """Checks by the number, among the steps that are launched, of the one that they stand before."""
-    found: dict[int, tuple[Check, ...]] = {}
-    number = 0
-    for step in recipe.steps:
-        if isinstance(step, Check):
-            found[number] = (*found.get(number, ()), step)
-        elif number < len(launched) and step is launched[number]:
-            number += 1
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphdnn.passes.regions import partition
-from graphdnn.plans.variant_pack import inplace_pairs
+from graphdnn.plans.overlap import inplace_pairs
 from tests.opgraphs import Builder
 
 

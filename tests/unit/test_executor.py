@@ -1,0 +1,233 @@
+"""Executors: what is refused, threads, life of the buffers; on a driver written in Python also launches, driver calls and several GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphdnn
+from graphdnn import _libcuda
+from graphdnn import device as devices
+from graphdnn.codegen.spec import PointerParam
+from graphdnn.errors import BuildError, ExecutionError, KindError, ValidationError
+from graphdnn.targets import cuda_driver
+from tests.unit.fake_cuda import CONTEXT, FakeCuda
+
+F32 = graphdnn.data_type.FLOAT
+NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64}
+
+
+def scaled_sum(device: str, built: bool = True) -> Any:
+    """y = (a + b) * s, uids 1, 2, 4 and by-value 3."""
+    g = graphdnn.pygraph(io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32, device=device)
+    a, b = (g.tensor(name=n, dim=[2, 3, 64], stride=[192, 64, 1], uid=u) for n, u in (("a", 1), ("b", 2)))
+    s = g.tensor(name="s", dim=[1, 1, 1], stride=[1, 1, 1], is_pass_by_value=True, uid=3)
+    g.mul(a=g.add(a=a, b=b), b=s).set_output(True).set_uid(4)
+    if built:
+        g.build([graphdnn.heur_mode.A])
+    return g
+
+
+def arrays() -> dict[int, Any]:
+    return {1: np.ones((2, 3, 64), np.float32), 2: np.ones((2, 3, 64), np.float32), 3: 0.5, 4: np.zeros((2, 3, 64), np.float32)}
+
+
+# ------------------------------------------------------------------------------------------------------------------------------- on a CPU
+def test_what_bind_refuses() -> None:
+    g = scaled_sum("cpu", built=False)
+    with pytest.raises(BuildError, match="no execution plans"):
+        g.bind(arrays())
+    g = scaled_sum("cpu")
+    pack = arrays()
+    with pytest.raises(ValidationError, match=r"missing buffer for uid 2"):
+        g.bind({k: v for k, v in pack.items() if k != 2})
+    both = np.zeros(500, np.float32)
+    with pytest.raises(ValidationError, match="overlaps"):
+        g.bind(pack | {1: both[:384].reshape(2, 3, 64), 4: both[100:484].reshape(2, 3, 64)})
+    with pytest.raises(KindError, match="variant pack"):
+        g.bind(None)
+    with pytest.raises(KindError, match=r"stream.*stream\.cuda_stream"):
+        g.plan.bind(pack, None, "0x77")
+    with pytest.raises(ValidationError, match="not an address"):
+        g.plan.bind(pack, None, -1)
+
+
+def test_raw_addresses() -> None:
+    g, pack = scaled_sum("cpu"), arrays()
+    run = g.bind(pack)
+    raw = [pack[u].ctypes.data for u in run.uids]
+    for bad in (None, 0):
+        with pytest.raises(ValidationError, match="uid 2 is a null pointer"):
+            run.run([raw[0], bad, raw[2]])
+    with pytest.raises(ValidationError, match=r"wrong number.*3, for uids \[1, 2, 4\].*found 2"):
+        run.run(raw[:2])
+    run.run(raw)
+    assert (pack[4] == 1).all()
+
+
+def test_an_executor_keeps_its_buffers_and_only_those() -> None:
+    class Array(np.ndarray):
+        """An array that can be referred to weakly."""
+
+    g, pack = scaled_sum("cpu"), arrays()
+    pack[1] = pack[1].view(Array)
+    kept, other = weakref.ref(pack[1]), weakref.ref(pack[1])
+    run, out = g.bind(pack), pack[4]
+    del pack
+    gc.collect()
+    assert kept() is not None
+    run()
+    assert (out == 1).all()
+    run.update({1: np.full((2, 3, 64), 3, np.float32)})
+    gc.collect()
+    assert other() is None, "what was replaced is let go"
+    run()
+    assert (out == 2).all()
+    with pytest.raises(KindError, match="pickled"):
+        pickle.dumps(run)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- the Python driver
+class CudaArray:
+    """An array on a GPU as other libraries show it."""
+
+    def __init__(self, address: int, index: int = 0, shape: tuple[int, ...] = (2, 3, 64)) -> None:
+        self.device = type("Device", (), {"id": index})
+        self.__cuda_array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "strides": None, "data": (address, False)}
+
+
+def on_gpu(base: int = 0x100000, index: int = 0) -> dict[int, Any]:
+    return {1: CudaArray(base, index), 2: CudaArray(base + 0x10000, index), 3: 0.5, 4: CudaArray(base + 0x20000, index)}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Two GPUs; the kernels of ``scaled_sum``."""
+    described = scaled_sum("sm_90", built=False)
+    described.validate()
+    described.build_operation_graph()
+    described.create_execution_plans([graphdnn.heur_mode.A])
+    kernels = described._planned().plan_at(0).recipe.kernels
+    kinds = {k.name: [ctypes.c_uint64 if isinstance(p, PointerParam) else NUMBERS[p.type] for p in k.params] for k in kernels}
+    made = FakeCuda(_ByStem(kinds), devices=2)
+    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
+    devices._cuda.cache_clear()
+    for name in ("_contexts", "_modules", "_functions"):
+        monkeypatch.setattr(cuda_driver, name, {})
+    return made
+
+
+class _ByStem(dict[str, Any]):
+    """Parameters by entry, whose names carry a digest after the kernel's."""
+
+    def __missing__(self, name: str) -> Any:
+        return next(v for k, v in self.items() if name.startswith(k))
+
+    def __contains__(self, name: object) -> bool:
+        return any(str(name).startswith(k) for k in self)
+
+
+def launches(fake: FakeCuda) -> list[tuple[Any, ...]]:
+    return [entry for entry in fake.log if entry[0] == "launch"]
+
+
+def test_launches_and_driver_calls(fake: FakeCuda) -> None:
+    """One question for the context and one call a step, bound or not, however often; no allocation, no wait."""
+    g, pack = scaled_sum("cuda:0"), on_gpu()
+    fake.stack.append(CONTEXT)
+    run = g.plan.bind(pack, None, 0x77)
+    for call in (lambda: g.plan.execute(pack, None, 0x77), run, run):
+        fake.log.clear()
+        fake.calls.clear()
+        call()
+        assert fake.calls == ["cuCtxGetCurrent", "cuLaunchKernelEx"]
+        (launch,) = launches(fake)
+        assert launch[5] == 0x77 and {0x100000, 0x110000, 0x120000, 0.5} <= set(launch[6])
+    fake.log.clear()
+    run(stream=0x88)
+    run.update({3: 2.0, 4: 0x500000})()
+    run.run([0x600000, 0x700000, 0x800000])
+    run()
+    first, second, third, fourth = launches(fake)
+    assert first[5] == 0x88 and second[5] == third[5] == 0x77
+    assert {0x100000, 0x500000, 2.0} <= set(second[6]) and {0x600000, 0x700000, 0x800000, 2.0} <= set(third[6]) and fourth[6] == second[6]
+
+
+def test_a_second_thread_is_refused_and_nothing_is_mixed(fake: FakeCuda) -> None:
+    inside, leave, refused = threading.Event(), threading.Event(), []
+    launch = fake.cuLaunchKernelEx
+
+    def slow(*args: Any) -> None:
+        inside.set()
+        leave.wait(10)
+        launch(*args)
+
+    fake.cuLaunchKernelEx = slow  # type: ignore[method-assign]
+    run = scaled_sum("cuda:0").plan.bind(on_gpu(), None, 0x77)
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(10)
+    for call in (run, lambda: run.run([1, 2, 3]), lambda: run.update(on_gpu(0x900000))):
+        with pytest.raises(ExecutionError, match="an executor for every thread") as error:
+            call()
+        refused.append(error)
+    leave.set()
+    thread.join()
+    assert len(refused) == 3 and {0x100000, 0x110000, 0x120000} <= set(launches(fake)[-1][6])
+    run()
+
+
+def test_a_plan_follows_its_tensors_to_another_gpu(fake: FakeCuda) -> None:
+    g = scaled_sum("cuda:0")
+    fake.log.clear()
+    for call in (lambda: g.plan.execute(on_gpu(0x900000, 1)), g.plan.bind(on_gpu(0x900000, 1)), lambda: g.plan.execute(on_gpu())):
+        call()
+    assert [entry[7] for entry in launches(fake)] == [CONTEXT + 1, CONTEXT + 1, CONTEXT]
+    assert len([entry for entry in fake.log if entry[0] == "load"]) == 1, "loaded there once"
+    with pytest.raises(ValidationError, match=r"wrong device.*cuda:1.*cuda:0"):
+        g.plan.execute(on_gpu(0x900000, 1) | {2: CudaArray(0x10000, 0)})
+
+
+def test_the_first_load_on_another_gpu_is_refused_in_a_capture(fake: FakeCuda) -> None:
+    g = scaled_sum("cuda:0")
+    fake.captured.add(0x99)
+    with pytest.raises(ExecutionError, match=r"not loaded on cuda:1 yet.*execute\(\) once on that GPU"):
+        g.plan.execute(on_gpu(0x900000, 1), None, 0x99)
+    g.plan.execute(on_gpu(0x900000, 1), None, 0x77)
+    g.plan.execute(on_gpu(0x900000, 1), None, 0x99)
+
+
+def test_a_gpu_of_another_architecture_is_not_followed(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = scaled_sum("cuda:0")
+    real = devices.cuda
+    monkeypatch.setattr(devices, "cuda", lambda index=0: devices.replace(real(index), arch="sm_80") if index == 1 else real(index))
+    with pytest.raises(ValidationError, match=r"wrong device.*found cuda:1.*copy it to cuda:0"):
+        g.plan.execute(on_gpu(0x900000, 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (400, "live stream.*destroyed stream"),
+        (709, "stream.*destroyed|device was reset"),
+        (101, "device.*gone|no such device"),
+        (46, "device.*busy|exclusive"),
+        (999, "restart"),
+    ],
+)
+def test_a_destroyed_stream_and_a_vanished_device(fake: FakeCuda, code: int, message: str) -> None:
+    g = scaled_sum("cuda:0")
+    run = g.plan.bind(on_gpu(), None, 0x77)
+    fake.fail["cuLaunchKernelEx"] = code
+    for call in (run, lambda: g.plan.execute(on_gpu(), None, 0x77)):
+        with pytest.raises(ExecutionError, match=rf"cuda:0, stream 0x77.*\({code}\).*({message})"):
+            call()
+    fake.fail.clear()
+    run()
