@@ -1,4 +1,5 @@
-"""The command ``graphdnn``: doctor, explain, draw, compile, inspect, run, bench, cache; on graphs as JSON text (``str(graph)``) and serialized plans.
+"""The command ``graphdnn``: doctor, explain, draw, compile, inspect, run, tune, tuning, bench, cache; on graphs as JSON text (``str(graph)``) and
+serialized plans.
 
 Reports go to stdout; progress, with elapsed time, and errors go to stderr. Exit status: 0 fine, 1 an error or a wrong result, 2 wrong usage.
 """
@@ -253,6 +254,45 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(args: argparse.Namespace) -> int:
+    plan, graph = _load(args.file, args.device)
+    if plan is not None:
+        rule = f"'{args.file}' is a serialized plan, which was chosen before"
+        raise ValidationError(explain(rule, expected="the JSON text of a graph", fix="tune the graph and serialize it again"))
+    with _progress(args.quiet):
+        found = graph.autotune(
+            workspace_limit=args.workspace_limit, iterations=args.iterations, candidates=args.candidates, workers=args.workers, reuse=not args.again
+        )
+    print(found)
+    if found.problem:
+        print(f"not stored: {found.problem}")
+    return 0
+
+
+def _tuning(args: argparse.Namespace) -> int:
+    from graphdnn.plans import tuning, tuning_files
+
+    place = tuning.database()
+    if place is None:
+        print("there is no tuning database: the cache is switched off (GRAPHDNN_CACHE=0) and GRAPHDNN_TUNING_DB names no file")
+        return 0
+    if args.what == "merge":
+        found = [run for path in args.files for run in tuning_files.load(path)]
+        print(f"{place.add(found)} of {len(found)} runs were new in {place.path}")
+    elif args.what == "clear":
+        print(f"{place.clear()} runs removed from {place.path}")
+    elif args.what == "export":
+        runs = place.runs()
+        tuning_files.write(args.output, runs)
+        print(f"{args.output}: {len(runs)} runs")
+    else:
+        runs = place.runs()
+        print(tuning_files.dump(runs) if args.json else f"{place.path}: {len(runs)} runs")
+        if runs and not args.json:
+            _table(tuning_files.COLUMNS, [tuning_files.columns(r) for r in runs])
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="graphdnn", description="Look at, compile and run graphs stored as JSON text, and serialized plans.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -298,6 +338,22 @@ def _parser() -> argparse.ArgumentParser:
         what.set_defaults(run=run)
         what.add_argument("--rounds", type=int, default=10, help="timed rounds; the contenders take turns in each")
         what.add_argument("--json", type=Path, help="file for the results")
+    tuned = command("tune", _tune, "measure the plans of a graph, on random inputs, and keep the result in the tuning database")
+    tuned.add_argument("--again", action="store_true", help="measure even what the database knows")
+    tuned.add_argument("--workspace-limit", type=int, metavar="BYTES", help="leave out plans that need more")
+    tuned.add_argument("--iterations", type=int, default=20, help="rounds in which the best plans take turns")
+    tuned.add_argument("--candidates", type=int, default=32, help="plans that are tried, the best guesses first")
+    tuned.add_argument("--workers", type=int, help="processes that build; default: one for each processor, 8 at most")
+    known = commands.add_parser("tuning", help="the tuning database").add_subparsers(dest="what", required=True, metavar="what")
+    known.add_parser("list", help="every run: when, where, device, graph, the chosen plan").add_argument(
+        "--json", action="store_true", help="as JSON"
+    )
+    known.add_parser("export", help="write all runs to a JSON file").add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    merged = known.add_parser("merge", help="add the runs of other databases, or of files that export wrote")
+    merged.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    known.add_parser("clear", help="delete every run")
+    for made in known.choices.values():
+        made.set_defaults(run=_tuning)
     kept = command("cache", _cache, "the kernel cache on disk", file=False)
     kept.add_argument("what", choices=("info", "path", "clear"), nargs="?", default="info")
     return parser

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -183,6 +183,17 @@ class Database:
 
         return self._do(delete) if self.path.exists() else 0
 
+    def only_read(self) -> list[Run]:
+        """All runs of a file that must not be changed: another one's. A damaged file is a SerializationError."""
+        import sqlite3
+
+        try:
+            with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
+                db.text_factory = _text
+                return _read(db, "", (), self.path) if self._version(db) else []
+        except (sqlite3.Error, UnicodeError) as error:
+            raise self._refused(error) from error
+
     # -- SQLite ---------------------------------------------------------------------------------------------------------------------------
     def _do(self, work: Callable[[sqlite3.Connection], T], make: bool = False) -> T:
         """``work`` in one transaction. A damaged file is moved aside and the work done again, on a new one."""
@@ -334,8 +345,7 @@ def _read(db: sqlite3.Connection, where: str, values: tuple[str, ...], path: Pat
         try:
             results = tuple(Measured(str(label), _choices(text), float(s), int(w)) for label, text, s, w in rows)
             run = Run(**dict(zip(_COLUMNS, row, strict=True)), results=results)
-            if run.digest() != digest:
-                raise ValueError("another checksum")
+            verify(run, digest)
         except (ValueError, TypeError, RecursionError, SerializationError) as error:
             log.warning(f"run {str(row[0])[:40]} of tuning database {path} is damaged ({error}) and not used")
             continue
@@ -343,49 +353,13 @@ def _read(db: sqlite3.Connection, where: str, values: tuple[str, ...], path: Pat
     return found
 
 
+def verify(run: Run, digest: str) -> None:
+    """ValueError for a run that is not what was written."""
+    if run.digest() != digest:
+        raise ValueError(f"run {run.id[:40]} has another checksum")
+    if not 0 <= run.heuristic < len(run.results):
+        raise ValueError(f"run {run.id[:40]} has no result {run.heuristic}")
+
+
 def _choices(text: str) -> tuple[Choice, ...]:
     return tuple((int(engine), str(name), str(knobs)) for engine, name, knobs in json.loads(text))
-
-
-# ---------------------------------------------------------------------------------------------------------------------------- export and merge
-def dump(runs: Iterable[Run]) -> str:
-    """Runs as JSON text that :func:`load` takes."""
-    return json.dumps({"graphdnn tuning": SCHEMA, "runs": [codec.encode(r) | {"digest": r.digest()} for r in runs]}, indent=1)
-
-
-def load(path: Path) -> list[Run]:
-    """The runs in a text of :func:`dump` or in another database. SerializationError for anything else, and where one is damaged."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SerializationError(explain(f"'{path}' cannot be read", expected="a tuning database or its export", found=error.strerror)) from error
-    if data.startswith(b"SQLite format 3\0"):
-        return _load_database(path)
-    try:
-        content = json.loads(data)
-        if content["graphdnn tuning"] != SCHEMA:
-            raise ValueError(f"schema {content['graphdnn tuning']}, not {SCHEMA}")
-        pairs = [(codec.decode(Run, {k: v for k, v in r.items() if k != "digest"}), r["digest"]) for r in content["runs"]]
-        bad = [r.id for r, digest in pairs if r.digest() != digest]
-        if bad:
-            raise ValueError(f"run {bad[0][:40]} has another checksum")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SerializationError) as error:
-        raise SerializationError(
-            explain(f"'{path}' is no tuning database and no export of one, or is damaged", found=f"{type(error).__name__}: {error}")
-        ) from error
-    return [r for r, _ in pairs]
-
-
-def _load_database(path: Path) -> list[Run]:
-    """Runs of another database, which is only read."""
-    import sqlite3
-    from contextlib import closing
-
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
-            db.text_factory = _text
-            if int(db.execute("PRAGMA user_version").fetchone()[0]) != SCHEMA:
-                raise SerializationError(explain(f"'{path}' was written by another version", expected=f"schema {SCHEMA}"))
-            return _read(db, "", (), path)
-    except (sqlite3.Error, UnicodeError) as error:
-        raise Database(path)._refused(error) from error
