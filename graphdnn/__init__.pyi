@@ -34,6 +34,7 @@ from graphdnn.frontend.handle import create_handle as create_handle
 from graphdnn.frontend.handle import destroy_handle as destroy_handle
 from graphdnn.frontend.handle import get_stream as get_stream
 from graphdnn.frontend.handle import set_stream as set_stream
+from graphdnn.frontend.pipeline import Pipeline as Pipeline
 from graphdnn.frontend.planning import knob as knob
 from graphdnn.frontend.properties import create_device_properties as create_device_properties
 from graphdnn.frontend.properties import create_kernel_cache as create_kernel_cache
@@ -52,6 +53,7 @@ __all__ = [
     "GraphError",
     "KindError",
     "NotSupportedError",
+    "Pipeline",
     "SerializationError",
     "ValidationError",
     "attention_implementation",

@@ -11,6 +11,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "graphdnn.frontend.enums": ("attention_implementation", "behavior_note", "build_plan_policy", "diagonal_alignment", "heur_mode", "knob_type")
     + ("moe_grouped_matmul_mode", "norm_forward_phase", "numerical_note", "reshape_mode", "scalar_type", "tensor_reordering"),
     "graphdnn.frontend.handle": ("backend_version", "backend_version_string", "create_handle", "destroy_handle", "get_stream", "set_stream"),
+    "graphdnn.frontend.pipeline": ("Pipeline",),
     "graphdnn.frontend.planning": ("knob",),
     "graphdnn.frontend.properties": ("create_device_properties", "create_kernel_cache"),
     "graphdnn.frontend.pygraph": ("pygraph",),

@@ -40,14 +40,35 @@ class knob:
     stride: int
 
 
-def _members(what: str, values: Any, kind: type[Any]) -> list[Any]:
+def members(what: str, values: Any, kind: type[Any]) -> list[Any]:
+    """``values`` as a list of objects of ``kind``; KindError, which names ``what``, for anything else."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise KindError(explain(f"{what} has the wrong type", expected=f"a list of graphdnn.{kind.__name__}", found=repr(values)[:80]))
+        raise KindError(explain(f"{what} has the wrong type", expected=f"a list of {_of(kind)}", found=repr(values)[:80]))
     found = list(values)
     for v in found:
         if not isinstance(v, kind):
-            raise KindError(explain(f"an entry of {what} has the wrong type", expected=f"graphdnn.{kind.__name__}", found=repr(v)[:80]))
+            raise KindError(explain(f"an entry of {what} has the wrong type", expected=_of(kind), found=repr(v)[:80]))
     return found
+
+
+def _of(kind: type[Any]) -> str:
+    return kind.__name__ if kind is str else f"graphdnn.{kind.__name__}"
+
+
+def stream_of(own: Handle | None, handle: int | None, pack: Mapping[Any, Any], device: DeviceProps) -> int:
+    """The stream to run on: of ``handle``, else of the handle ``own`` of the graph, else of the framework whose arrays are in ``pack``.
+
+    ExecutionError for a handle that was destroyed, or is of another device."""
+    used = own if handle is None else handle if type(handle) is Handle else as_handle(handle)
+    if used is not None:
+        if not is_live(used):
+            as_handle(used)
+        if handle is not None and (used.device.kind, used.device.index) != (device.kind, device.index):
+            rule, fix = "the handle is for another device than the plan", "build the graph with this handle"
+            raise ExecutionError(explain(rule, expected=device.text, found=used.device.text, fix=fix))
+        if used.stream is not None:
+            return used.stream
+    return streams.current(pack, device)
 
 
 class Planning(Declarations):
@@ -143,7 +164,7 @@ class Planning(Declarations):
         """List candidate plans, best first, for a list of heuristic modes. NotSupportedError, with every rejection, if no engine takes the graph."""
         if not isinstance(modes, list | tuple):
             raise KindError(explain("modes has the wrong type", expected="a list of graphdnn.heur_mode", found=repr(modes)))
-        found = _members("modes", modes, heur_mode)
+        found = members("modes", modes, heur_mode)
         if not found:
             raise ValidationError(explain("modes is empty", expected="at least one graphdnn.heur_mode", found=modes))
         if self._opgraph is None:
@@ -200,23 +221,23 @@ class Planning(Declarations):
 
     def select_behavior_notes(self, notes: Sequence[behavior_note]) -> None:
         """Keep only plans that have all these notes."""
-        self._choosable().select_behavior_notes(_members("notes", notes, behavior_note))
+        self._choosable().select_behavior_notes(members("notes", notes, behavior_note))
 
     def deselect_behavior_notes(self, notes: Sequence[behavior_note]) -> None:
         """Leave out plans that have any of these notes."""
-        self._choosable().deselect_behavior_notes(_members("notes", notes, behavior_note))
+        self._choosable().deselect_behavior_notes(members("notes", notes, behavior_note))
 
     def select_numeric_notes(self, notes: Sequence[numerical_note]) -> None:
         """Keep only plans that have all these notes."""
-        self._choosable().select_numeric_notes(_members("notes", notes, numerical_note))
+        self._choosable().select_numeric_notes(members("notes", notes, numerical_note))
 
     def deselect_numeric_notes(self, notes: Sequence[numerical_note]) -> None:
         """Leave out plans that have any of these notes."""
-        self._choosable().deselect_numeric_notes(_members("notes", notes, numerical_note))
+        self._choosable().deselect_numeric_notes(members("notes", notes, numerical_note))
 
     def deselect_engines(self, names: Sequence[str]) -> None:
         """Leave out plans whose name holds one of these texts, such as "eng4"."""
-        self._choosable().deselect_engines(_members("names", names, str))
+        self._choosable().deselect_engines(members("names", names, str))
 
     def deselect_workspace_greater_than(self, workspace: int) -> None:
         """Leave out plans that need more than ``workspace`` bytes."""
@@ -259,22 +280,7 @@ class Planning(Declarations):
 
     # ------------------------------------------------------------------------------------------------------------------------------ running
     def _stream(self, handle: int | None, pack: Mapping[Any, Any], plan: ExecutionPlan) -> int:
-        used = self._handle if handle is None else handle if type(handle) is Handle else as_handle(handle)
-        if used is not None:
-            if not is_live(used):
-                as_handle(used)
-            if handle is not None and (used.device.kind, used.device.index) != (plan.device.kind, plan.device.index):
-                raise ExecutionError(
-                    explain(
-                        "the handle is for another device than the plan",
-                        expected=plan.device.text,
-                        found=used.device.text,
-                        fix="build the graph with this handle",
-                    )
-                )
-            if used.stream is not None:
-                return used.stream
-        return streams.current(pack, plan.device)
+        return stream_of(self._handle, handle, pack, plan.device)
 
     def execute(
         self,

@@ -235,7 +235,7 @@ class ExecutionPlan:
 
         ValidationError or KindError for a pack that does not fit: nothing has run then. ExecutionError if running fails.
         """
-        binder, executable = self._ready or self._load_now(stream)
+        binder, executable = self._ready or self.ready(stream)
         try:
             addresses, numbers, at = binder.place(pack, workspace)
         except (variant_pack.Misaligned, variant_pack.Elsewhere) as error:
@@ -284,9 +284,9 @@ class ExecutionPlan:
                 self._elsewhere[index] = plan
         return plan
 
-    def _load_now(self, stream: int) -> tuple[Binder, Executable]:
-        """Load at the first execute: a plan that came with a pickle. ExecutionError while ``stream`` is captured."""
-        if not self.device.described and targets.get(self.device).capturing(stream):
+    def ready(self, stream: int) -> tuple[Binder, Executable]:
+        """:meth:`load`; ExecutionError where that is work (a plan that came with a pickle) and ``stream`` is captured."""
+        if self._ready is None and not self.device.described and targets.get(self.device).capturing(stream):
             raise in_capture(f"plan '{self.name}' is not loaded yet", "call build_plans(), or execute() once, before the capture begins")
         return self.load()
 

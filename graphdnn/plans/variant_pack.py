@@ -151,7 +151,7 @@ class Binder:
                     numbers[index] = scalars.read(value, tensor, convert)
                 elif index not in numbers:
                     raise _missing(f"uid {tensor.uid} ('{tensor.name}')")
-        return addresses, numbers, self._workspace(workspace) if self.workspace else 0
+        return addresses, numbers, self.workspace_address(workspace) if self.workspace else 0
 
     def _found(self, pack: Pack) -> list[Any]:
         """The values of a pack by position; its keys are remembered."""
@@ -280,7 +280,8 @@ class Binder:
             )
         )
 
-    def _workspace(self, value: Any) -> int:
+    def workspace_address(self, value: Any) -> int:
+        """The address of the workspace; ValidationError or KindError for one that is missing, too small, elsewhere, read-only or not aligned."""
         need = self.workspace
         if value is None:
             raise ValidationError(

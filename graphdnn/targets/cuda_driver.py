@@ -52,7 +52,7 @@ def activated(context: int) -> Iterator[None]:
 
 
 @contextmanager
-def _capture_allowed() -> Iterator[None]:
+def capture_allowed() -> Iterator[None]:
     """Let this thread load modules while some stream is being captured; a load is no work of a stream and cannot harm the capture."""
     driver = _libcuda.driver()
     mode = ctypes.c_int(_RELAXED_CAPTURE)
@@ -90,7 +90,7 @@ def load_function(index: int, cubin: bytes, entry: str, dynamic_shared: int) -> 
     Raises ExecutionError for a damaged cubin, a missing entry, or more shared memory than the device has.
     """
     driver = _libcuda.driver()
-    with _lock, activated(primary_context(index)), _capture_allowed():
+    with _lock, activated(primary_context(index)), capture_allowed():
         name = (index, hashlib.sha256(cubin).digest())
         if name not in _modules:
             # The image must end with a zero byte if the driver takes it for text; a damaged one might be.

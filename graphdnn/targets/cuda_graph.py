@@ -10,12 +10,14 @@ The structures are those of cuda.h (CUDA 12.0 and newer): CUDA_KERNEL_NODE_PARAM
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphdnn import _libcuda
 from graphdnn._libcuda import Driver
 from graphdnn.errors import ExecutionError, ValidationError, explain
-from graphdnn.targets.cuda_driver import activated
+from graphdnn.targets.cuda_driver import activated, capture_allowed
 
 _KERNEL, _MEMSET = 0, 2
 _TYPES = ("a kernel", "a memcpy", "a memset", "a host function", "a child graph", "an empty node", "an event wait", "an event record")
@@ -185,3 +187,34 @@ def nodes(driver: Driver, context: int, block: Any, launch: Any) -> Nodes:
         else:
             found.append(MemsetNode(args[0].value, 0, args[1], 1, args[2], 1))
     return Nodes(driver, context, tuple(found), block)
+
+
+class Replay:
+    """An instantiated CUDA graph: the steps of several plans, one after another. It needs no plan any more, and keeps the buffers alive."""
+
+    def __init__(self, parts: Sequence[Nodes], keep: Any) -> None:
+        """Writes and instantiates the graph; nothing runs. ExecutionError for what the driver says. ``keep``: the buffers that the nodes name."""
+        self._driver, self._context = parts[0].driver, parts[0].context
+        self._executable = 0
+        self.keep = keep
+        with activated(self._context), capture_allowed():
+            graph = self._driver.handle("cuGraphCreate", 0)
+            try:
+                last = 0
+                for part in parts:
+                    last = part.append(graph, last)
+                self._executable = self._driver.handle("cuGraphInstantiateWithFlags", graph, 0)
+            finally:
+                self._driver.call("cuGraphDestroy", graph)
+
+    def launch(self, stream: int) -> None:
+        """Enqueue all steps on ``stream``: one call of the driver. In a capture they become a child graph. Raises ExecutionError."""
+        if _libcuda.forked:
+            raise _libcuda.fork_error()
+        with activated(self._context):
+            self._driver.check(self._driver.function("cuGraphLaunch")(self._executable, stream), f"replaying a CUDA graph on stream {stream:#x}")
+
+    def __del__(self) -> None:
+        if getattr(self, "_executable", 0) and not _libcuda.forked:
+            # Not ``call``: an error here (an interpreter that ends) has nobody to go to. A graph that still runs is freed when it is done.
+            self._driver.function("cuGraphExecDestroy")(self._executable)

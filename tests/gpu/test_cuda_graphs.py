@@ -188,3 +188,82 @@ def test_lazy_steps_in_a_capture(torch: Any) -> None:
     cuda_graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, loose.relu())
+
+
+# ------------------------------------------------------------------------------------------------------------------------------ pipelines
+def three_graphs(torch: Any) -> Any:
+    """A matmul with TMA descriptors, a softmax of its rows, a second matmul and a sum: eager on demand, captured."""
+    first = graphdnn.pygraph("product", **FLOAT)
+    a = first.tensor(dim=(ROWS, INNER), layout="row", data_type=data_type.BFLOAT16, name="a")
+    b = first.tensor(dim=(INNER, COLUMNS), layout="row", data_type=data_type.BFLOAT16, name="b")
+    s = first.tensor(dim=(1, 1), layout="row", name="s", is_pass_by_value=True)
+    first.mul(first.matmul(a, b), s).set_output(True).set_name("h")
+    second = graphdnn.pygraph("softmax", **FLOAT)
+    h = second.tensor(dim=(ROWS, COLUMNS), layout="row", name="h")
+    second.softmax(h, axis=-1).set_output(True).set_name("p").set_data_type(data_type.BFLOAT16)
+    third = graphdnn.pygraph("back", **FLOAT)
+    p = third.tensor(dim=(ROWS, COLUMNS), layout="row", data_type=data_type.BFLOAT16, name="p")
+    c = third.tensor(dim=(COLUMNS, INNER), layout="row", data_type=data_type.BFLOAT16, name="c")
+    y = third.matmul(p, c)
+    y.set_output(True).set_name("y")
+    third.reduction(y, graphdnn.reduction_mode.ADD).set_dim((1, 1)).set_output(True).set_name("sum")
+    pipeline = graphdnn.Pipeline("three")
+    for g in (first, second, third):
+        g.build([graphdnn.heur_mode.A])
+        pipeline.add(g)
+    if first.plan.device.arch == "sm_90a":
+        assert "eng3" in first.plan.name, "the pipeline has TMA descriptors"
+    return pipeline.build()
+
+
+def test_a_captured_pipeline_replayed_a_thousand_times(torch: Any) -> None:
+    """Inputs changed in place before every replay, results bitwise those of eager execution; graphs, plans, pipeline deleted before."""
+    pipeline = three_graphs(torch)
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(s, device="cuda").to(torch.bfloat16) for s in ((ROWS, INNER), (INNER, COLUMNS), (COLUMNS, INNER)))
+    y, total = torch.empty((ROWS, INNER), device="cuda"), torch.empty((1, 1), device="cuda")
+    pack = {"a": a, "b": b, "c": c, "s": 0.125, "y": y, "sum": total}
+    space = torch.full((pipeline.workspace_bytes,), 0xFF, dtype=torch.uint8, device="cuda")
+    variants = [torch.randn_like(a) for _ in range(8)]
+    wanted = []
+    for v in variants:
+        a.copy_(v)
+        pipeline.execute(pack, space)
+        wanted.append((y.clone(), total.clone()))
+    captured = pipeline.capture(pack, space)
+    del pipeline, pack
+    gc.collect()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    with torch.cuda.stream(stream):
+        space.fill_(0xFF)
+        for number in range(1000):
+            a.copy_(variants[number % 8])
+            y.fill_(float("nan"))
+            captured.launch(stream.cuda_stream)
+            first, second = wanted[number % 8]
+            wrong += (y != first).sum() + (total != second).sum()
+    torch.cuda.synchronize()
+    assert wrong.item() == 0
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+
+
+def test_a_replay_inside_a_torch_capture(torch: Any) -> None:
+    """capture() is refused there, by name; a replay becomes a part of torch's graph."""
+    pipeline = three_graphs(torch)
+    a, b, c = (torch.randn(s, device="cuda").to(torch.bfloat16) for s in ((ROWS, INNER), (INNER, COLUMNS), (COLUMNS, INNER)))
+    pack = {"a": a, "b": b, "c": c, "s": 1.0, "y": torch.empty((ROWS, INNER), device="cuda"), "sum": torch.empty((1, 1), device="cuda")}
+    space = torch.empty((pipeline.workspace_bytes,), dtype=torch.uint8, device="cuda")
+    pipeline.execute(pack, space)
+    wanted = pack["y"].clone()
+    pipeline.capture(pack, space)
+    outer = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(outer):
+        with pytest.raises(graphdnn.ExecutionError, match="a capture is under way"):
+            pipeline.capture(pack, space)
+        pipeline.replay()
+    pack["y"].fill_(float("nan"))
+    outer.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(pack["y"], wanted)

@@ -37,7 +37,7 @@ def test_readme(tmp_path: Path) -> None:
     assert second.split("python ")[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["getting_started", "fusion", "attention"])
+@pytest.mark.parametrize("page", ["getting_started", "fusion", "attention", "cuda_graphs_and_pipelines"])
 def test_page(page: str, tmp_path: Path) -> None:
     """The Python of a page, from top to bottom, runs as it stands."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -169,3 +169,9 @@ def test_conv_algorithms() -> None:
     assert error["tiles in registers"] < 1e-4 and error["Winograd F(2x2, 3x3)"] < error["Winograd F(4x4, 3x3)"] < 1e-3
     assert "WINOGRAD_TILE_6x6" in rows["Winograd F(4x4, 3x3)"] and rows["FFT of 16 x 16 tiles"].endswith("FFT")
     assert rows["heuristic, plain sums"].endswith("-")
+
+
+def test_pipeline() -> None:
+    out = run("10")
+    assert number(r"(\d+) bytes of workspace", out) < number(r"\((\d+) if nothing shared memory", out)
+    assert number(r"torch in float64: (\S+)", out) < 1e-4
