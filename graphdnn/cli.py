@@ -235,6 +235,13 @@ def _bench_cpu(args: argparse.Namespace) -> int:
     return 0 if all(r.right for r in found) else 1
 
 
+def _bench_host(args: argparse.Namespace) -> int:
+    from graphdnn.bench import host
+
+    found = host.run(args.device, rounds=args.rounds, calls=args.calls, count=args.starts, output=args.json)
+    return 0 if all(r.right for r in found) else 1
+
+
 def _cache(args: argparse.Namespace) -> int:
     from graphdnn import env
     from graphdnn.plans import cache
@@ -334,7 +341,11 @@ def _parser() -> argparse.ArgumentParser:
     on_cpu = timed.add_parser("cpu", help="kernels for the CPU beside torch eager with as many threads")
     on_cpu.add_argument("--only", action="append", default=[], metavar="NAME", help="one case, by its name; may be repeated; default: all")
     on_cpu.add_argument("--small", action="store_true", help="sizes of a few hundred elements, to see that all of it runs")
-    for what, run in ((on_gpu, _bench_matmul), (on_cpu, _bench_cpu)):
+    on_host = timed.add_parser("host", help="what a call costs the host, beside the cuDNN frontend; builds and loads in new processes")
+    on_host.add_argument("--device", default="", help="cpu or cuda:0; default: as for a graph that says nothing")
+    on_host.add_argument("--calls", type=int, default=1000, help="timed calls in a round")
+    on_host.add_argument("--starts", type=int, default=10, help="new processes for each figure of a start; 0: none")
+    for what, run in ((on_gpu, _bench_matmul), (on_cpu, _bench_cpu), (on_host, _bench_host)):
         what.set_defaults(run=run)
         what.add_argument("--rounds", type=int, default=10, help="timed rounds; the contenders take turns in each")
         what.add_argument("--json", type=Path, help="file for the results")

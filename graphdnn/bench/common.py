@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from graphdnn.errors import ExecutionError, explain
 
+T = TypeVar("T")
 ROUNDS = 10
 """Timed rounds unless asked for another number."""
 
@@ -29,9 +30,9 @@ def versions(device: str, torch: Any) -> str:
     return f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 
 
-def take_turns(timers: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+def take_turns(timers: Sequence[Callable[[], T]], rounds: int) -> list[list[T]]:
     """What each timer returned in each round. Every round goes through all of them; a first round warms up and does not count."""
-    times: list[list[float]] = [[] for _ in timers]
+    times: list[list[T]] = [[] for _ in timers]
     for number in range(rounds + 1):
         for found, timer in zip(times, timers, strict=True):
             seconds = timer()

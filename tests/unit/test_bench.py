@@ -9,7 +9,7 @@ import pytest
 
 import graphdnn
 from graphdnn import cli
-from graphdnn.bench import common, cpu, cpu_cases
+from graphdnn.bench import common, cpu, cpu_cases, host, host_start
 from graphdnn.bench import matmul as bench
 from graphdnn.errors import ExecutionError, GraphError
 
@@ -123,3 +123,34 @@ def test_an_unknown_case_lists_the_known_ones(capsys):
     said = capsys.readouterr().err
     assert "'cake'" in said and all(c.name in said for c in cpu_cases.CASES)
     assert len({c.name for c in cpu_cases.CASES}) == len(cpu_cases.CASES)
+
+
+# ----------------------------------------------------------------------------------------------------------------------------------------- host
+def test_the_host_table_has_every_contender_and_right_results(tmp_path, capsys):
+    path = tmp_path / "host.json"
+    assert cli.main(["bench", "host", "--device", "cpu", "--rounds", "1", "--calls", "20", "--starts", "0", "--json", str(path)]) == 0
+    said, rows = capsys.readouterr().out, json.loads(path.read_text())["results"]
+    assert "WRONG" not in said and [r["case"] for r in rows] == ["4 tensors"] * 6 + ["13 tensors"] * 6
+    assert {"graphdnn execute", "graphdnn bound", "an empty call"} <= {r["contender"] for r in rows}
+    assert all(r["samples"] == 20 and 0 < r["p10"] <= r["p50"] <= r["p90"] <= r["p99"] for r in rows)
+
+
+def test_a_distribution_is_of_the_samples():
+    row = host.result("c", "x", "us", range(100, 0, -1))
+    assert (row.p10, row.p50, row.p90, row.p99, row.samples) == (11, 51, 91, 100, 100)
+
+
+def test_a_start_builds_from_the_disk_and_loads(tmp_path):
+    import torch
+
+    data = host.inputs(torch, "cpu", 1)
+    graph, _ = host.build(graphdnn, data, device="cpu")
+    text, plan = tmp_path / "graph.json", tmp_path / "plan.gdnn"
+    text.write_text(str(graph))
+    plan.write_bytes(bytes(graph.serialize()))
+    for what, file, origins in (("build", text, {"memory", "disk"}), ("load", plan, {"file"})):
+        said = host_start.main(what, "cpu", str(file))
+        assert said["ms"] > 0 and set(said["origins"]) <= origins
+    plan.write_bytes(b"nothing")
+    with pytest.raises(ExecutionError, match=r"could not load.*SerializationError"):
+        host.started("load", "cpu", plan)
