@@ -26,7 +26,8 @@ Overrides = tuple[tuple[int, Dims, Dims], ...]
 """(uid, dims, strides)"""
 
 
-def _plan_bytes(data: Any) -> bytes:
+def plan_bytes(data: Any) -> bytes:
+    """``data``, bytes or a list of integers, as bytes. SerializationError for integers that are no bytes, KindError for anything else."""
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     if isinstance(data, Sequence) or hasattr(data, "tobytes"):
@@ -75,7 +76,7 @@ class Copies(Declarations):
         if isinstance(data, str):
             self._become(jsontext.loads(data, registry.declared, Tensor))
         else:
-            self._load(_plan_bytes(data), self._device if handle is None else handle.device)
+            self._load(plan_bytes(data), self._device if handle is None else handle.device)
         if handle is not None:
             self._handle, self._device = handle, handle.device
 

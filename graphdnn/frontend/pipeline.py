@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.device import DeviceProps
-from graphdnn.errors import BuildError, ExecutionError, KindError, ValidationError, explain
-from graphdnn.frontend.handle import Handle, as_handle
+from graphdnn.errors import BuildError, ExecutionError, KindError, SerializationError, ValidationError, explain
+from graphdnn.frontend.copies import plan_bytes
+from graphdnn.frontend.handle import Handle, as_handle, resolve_device
 from graphdnn.frontend.planning import Planning, members, stream_of
 from graphdnn.frontend.tensor import as_name
 
@@ -143,6 +144,30 @@ class Pipeline:
         if self._captured is None:
             raise ExecutionError(explain("nothing was captured since build", expected="a capture", fix="call capture(pack, workspace) first"))
         self._captured.launch(stream_of(self._handle, handle, self._captured.keep[0], self.device))
+
+    # --------------------------------------------------------------------------------------------------------------------------- as bytes
+    def serialize(self) -> bytes:
+        """The built pipeline as one file: its graphs' plans, machine code among it, and the names of its buffers. BuildError before build."""
+        from graphdnn.plans import pipeline_file
+
+        self._built()
+        return pipeline_file.dump(self.name, self._stages, self._keep)
+
+    @classmethod
+    def deserialize(cls, data: Any, handle: int | None = None, device: Any = None) -> Pipeline:
+        """The built pipeline that :meth:`serialize` wrote, ready to execute; needs no compiler where a plan from a file needs none.
+
+        ``handle``, or ``device`` ("cuda:1"): where it will run; by default a device of the kind that it was built for. SerializationError for damaged
+        data, another version, or a device that its plans do not run on."""
+        from graphdnn.plans import pipeline_file
+
+        made = cls(handle=handle)
+        place = made._handle.device if made._handle is not None else None if device is None else resolve_device(device)
+        made.name, made._stages, keep = pipeline_file.load(plan_bytes(data), place)
+        try:
+            return made.build(keep)
+        except ValidationError as error:
+            raise SerializationError(explain(f"the stored pipeline does not fit together: {error}", fix="build it again and serialize it")) from error
 
 
 def _place(device: DeviceProps) -> tuple[str, str, int]:

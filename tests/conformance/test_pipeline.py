@@ -173,3 +173,18 @@ def test_capture_and_replay(device: str) -> None:
         made.replay()
         for name in ("y", "s"):
             assert np.array_equal(memory.get(pack[name]), wanted[name])
+
+
+def test_one_file(device: str) -> None:
+    """Serialized, loaded, executed: the same workspace, the same bits. The same pipeline gives the same bytes."""
+    memory, (made, _) = Memory(device), pipeline(device, ("probabilities",))
+    data = made.serialize()
+    loaded = graphdnn.Pipeline.deserialize(data, device=device)
+    assert (loaded.name, loaded.inputs, loaded.outputs, loaded.workspace_bytes) == ("three", made.inputs, made.outputs, made.workspace_bytes)
+    assert loaded.explain() == made.explain() and pipeline(device, ("probabilities",))[0].serialize() == data
+    values, found = numbers(6), []
+    for p in (made, loaded):
+        pack = {name: memory.put(v) for name, v in values.items()} | outputs(memory, probabilities=(B, M, N)) | {"scale": -1.5}
+        p.execute(pack, workspace(memory, p))
+        found.append([memory.get(pack[name]) for name in p.outputs])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))

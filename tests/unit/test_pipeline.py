@@ -11,9 +11,11 @@ import pytest
 
 import graphdnn
 from graphdnn import _libcuda, data_type
-from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, ValidationError
+from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, SerializationError, ValidationError
 from graphdnn.plans.assemble import ALIGNMENT
+from graphdnn.plans.container import seal, unseal
 from graphdnn.plans.pipeline import Buffer, layout
+from graphdnn.plans.pipeline_file import FORMAT, MAGIC
 from graphdnn.targets import cuda_driver
 from tests.cases.test_execute import FLOAT, AnyKernel, on_gpu
 from tests.helpers import built
@@ -263,3 +265,60 @@ def test_a_cpu_has_no_captures():
     x = np.ones((4, 8), np.float32)
     with pytest.raises(NotSupportedError, match="only plans of CUDA devices.*of cpu"):
         p.capture({"x": x, "y": x.copy()})
+
+
+# --------------------------------------------------------------------------------------------------------------------------------- files
+def stored() -> bytes:
+    return graphdnn.Pipeline("p").add(unary("relu"), {"y": "h"}).add(unary("neg"), {"x": "h"}).build().serialize()
+
+
+def test_damaged_files():
+    """Every damage is a typed error: cut, changed anywhere, longer, of another kind; so are files of wrong content with a right checksum."""
+    data, rng = stored(), random.Random(0)
+    plan = bytes(unary("relu").serialize())
+    damaged = [b"", data[:7], data[:51], data[:-1], data + b"\0", plan, b"GDNNPLAN" + data[8:]]
+    for _ in range(60):
+        at = rng.randrange(len(data))
+        damaged.append(data[:at] + bytes([data[at] ^ rng.randrange(1, 256)]) + data[at + 1 :])
+    for bad in damaged:
+        with pytest.raises(SerializationError, match="pipeline"):
+            graphdnn.Pipeline.deserialize(bad)
+    with pytest.raises(SerializationError, match="not a serialized plan"):
+        graphdnn.pygraph(**CPU).deserialize(data)
+    with pytest.raises(KindError):
+        graphdnn.Pipeline.deserialize(3.0)
+    content, blobs = unseal(data, MAGIC, FORMAT, "pipeline", "")
+    first, second = content["stages"]
+    for change in (
+        {"graphdnn": "0.0"},
+        {"stages": []},
+        {"stages": [first]},
+        {"stages": [first, second | {"size": -5}]},
+        {"stages": [first, second | {"size": "5"}]},
+        {"stages": [first, second | {"names": {"x": "h"}}]},
+        {"stages": [first, second | {"names": {"99": "h"}}]},
+        {"stages": [first, second | {"names": {next(iter(second["names"])): 3}}]},
+        {"stages": [first, 3]},
+        {"stages": None},
+        {"keep": ["x"]},
+        {"keep": [3]},
+        {"name": 3},
+    ):
+        with pytest.raises(SerializationError, match="pipeline"):
+            graphdnn.Pipeline.deserialize(seal(MAGIC, FORMAT, content | change, [bytes(blobs)]))
+
+
+def test_a_file_for_another_device(fake):
+    described = graphdnn.Pipeline().add(unary("relu", device={"device": "sm_90"} | FLOAT)).build()
+    data = described.serialize()
+    for device in ("cpu", "sm_80"):
+        with pytest.raises(SerializationError, match="another device"):
+            graphdnn.Pipeline.deserialize(data, device=device)
+    with pytest.raises(SerializationError, match="another device"):
+        graphdnn.Pipeline.deserialize(data, graphdnn.create_handle("cpu"))
+    fake.parameters.declare(SimpleNamespace(plan=described._stages[0].plan))
+    loaded = graphdnn.Pipeline.deserialize(data, graphdnn.create_handle("cuda:0"))
+    loaded.execute({"x": 1 << 20, "y": 2 << 20})
+    assert fake.log[-2][0] == "launch"
+    with pytest.raises(ExecutionError, match="described device"):
+        described.execute({"x": 1 << 20, "y": 2 << 20})
