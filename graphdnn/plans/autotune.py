@@ -272,11 +272,13 @@ class _Tuning:
         base = right[0]
         near = self._nearest(right, FAR, len(right), base)
         self._rounds(near, min(FIRST_ROUNDS, self.options.iterations))
-        last = self._nearest(near, NEAR, FINALISTS, base)
+        last, early = self._nearest(near, NEAR, FINALISTS, base), {c.index: contest.compared(c, base) for c in near}
+        beaten = base.seconds > FAR * min(c.seconds for c in last)
+        last = [c for c in last if c is not base or not beaten]  # so far behind it would only cost time
         if len(last) > 1:
             self._rounds(last, self.options.iterations)
         best = min(last, key=lambda c: c.seconds)
-        ratio, noise = contest.compared(best, base)
+        ratio, noise = early[best.index] if beaten else contest.compared(best, base)
         if ratio > 1 - max(noise, LEAST_GAIN):
             best, ratio = base, 1.0
         self.plans.build_at(best.index)

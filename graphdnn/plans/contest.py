@@ -54,6 +54,7 @@ class Arena:
         cache = self.device.l2_bytes if self.device.kind == "cuda" else max(CPU_CACHE, self.device.l2_bytes * self.device.cores)
         for _ in range(min(math.ceil(2 * cache / max(size, 1)), MOST_SETS) - 1):
             self.sets.append(self._copy(first))
+        first.wait()
 
     def _random(self, plan: ExecutionPlan) -> Scratch:
         from graphdnn.inspection.check import random_feeds

@@ -32,12 +32,13 @@ class Scratch:
 
     def block(self, nbytes: int) -> Any:
         """Memory that nothing has written yet."""
-        return self._device(np.full(max(nbytes, 1), UNWRITTEN, np.uint8)) if self.cuda else _host(nbytes)
-
-    def _device(self, host: Array) -> Any:
+        if not self.cuda:
+            return _host(nbytes)
         from graphdnn.targets.cuda_memory import DeviceArray
 
-        return DeviceArray.from_numpy(host, self.device.index)
+        made = DeviceArray((max(nbytes, 1),), np.uint8, self.device.index)
+        fill(self.device, made.address, made.nbytes)
+        return made
 
     def nbytes(self, t: int) -> int:
         """Bytes of tensor ``t``, those below its address included."""
@@ -48,10 +49,17 @@ class Scratch:
 
     def put(self, t: int, values: Array | None) -> int:
         """Memory of tensor ``t`` with ``values`` in it (None: nothing written yet); the address of its first element."""
+        if values is None or not self.nbytes(t):
+            self.kept[t] = self.block(self.nbytes(t))
+            return self.address(t)
         host = _host(self.nbytes(t))
-        if values is not None and host.size:
-            reference.to_storage(values, self.graph.tensors[t], host)
-        self.kept[t] = self._device(host) if self.cuda else host
+        reference.to_storage(values, self.graph.tensors[t], host)
+        if self.cuda:
+            from graphdnn.targets.cuda_memory import DeviceArray
+
+            self.kept[t] = DeviceArray.from_numpy(host, self.device.index)
+        else:
+            self.kept[t] = host
         return self.address(t)
 
     def give(self, t: int, values: Any) -> Any:

@@ -32,17 +32,17 @@ class CapturedCalls(Timed):
     def _capture(self, calls: Sequence[Enqueue]) -> int:
         driver, graph = self._driver, ctypes.c_uint64()
         driver.call("cuStreamBeginCapture_v2", self._stream, _RELAXED)
-        failed = 0
         try:
-            for call in calls:
-                call(self._stream)
-        finally:  # a stream must not be left in a capture, whatever went wrong
-            failed = driver.function("cuStreamEndCapture")(self._stream, ctypes.addressof(graph))
-        driver.check(failed, "the end of a capture")
-        try:
+            try:
+                for call in calls:
+                    call(self._stream)
+            finally:  # a stream must not be left in a capture, whatever went wrong
+                failed = driver.function("cuStreamEndCapture")(self._stream, ctypes.addressof(graph))
+            driver.check(failed, "the end of a capture")
             return driver.handle("cuGraphInstantiateWithFlags", graph.value, 0)
         finally:
-            driver.call("cuGraphDestroy", graph.value)
+            if graph.value:
+                driver.call("cuGraphDestroy", graph.value)
 
     def seconds(self) -> float:
         """Seconds of one call, the mean of those captured; the stream has finished on return."""
