@@ -5,6 +5,7 @@ The anchor is any contraction (a matrix product, a convolution): what they are t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -104,8 +105,31 @@ class MatmulParts:
 def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffer], cpu: bool, form: Contraction | None = None) -> MatmulParts:
     """The parts of a matmul region; ``form``: of one of the contractions that make up its anchor (None: the anchor in one piece). Raises
     TapeTooLong."""
+    form = form or contraction(graph.nodes[region.anchors[0]], graph)
+    parts = _apart(Same(graph), region, cpu and bool(region.epilogue_reductions), form)
+    return replace(parts, signature=Signature(graph, memory))
+
+
+class Same:
+    """A graph as a key: equal to itself alone, so that looking it up does not walk all of it."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self.graph = graph
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.graph is other.graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+
+@functools.lru_cache(maxsize=32)  # every engine, and every knob set that is checked, asks for the same parts: half of a build from the cache
+def _apart(same: Same, region: Region, cpu: bool, form: Contraction) -> MatmulParts:
+    """:func:`take_apart` for no buffers in particular. Nobody changes what is shared here."""
+    graph = same.graph
     node = graph.nodes[region.anchors[0]]
-    form = form or contraction(node, graph)
     calc = info(node.compute).register
     a, b = operand(graph, region, form.a, calc, "a"), operand(graph, region, form.b, calc, "b")
     sums = accumulators(graph, region.epilogue_reductions, cpu)
@@ -119,7 +143,7 @@ def take_apart(graph: OperationGraph, region: Region, memory: Mapping[int, Buffe
         return flattened(flattened(tape, loops.m, m), loops.k, k)
 
     return MatmulParts(
-        Signature(graph, memory), node, batch, m, form.n, k, loops.a.mapped(flat), loops.b.mapped(flat), flat(epilogue), sums, calc, loops, places
+        Signature(graph, {}), node, batch, m, form.n, k, loops.a.mapped(flat), loops.b.mapped(flat), flat(epilogue), sums, calc, loops, places
     )
 
 

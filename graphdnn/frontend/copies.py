@@ -66,8 +66,9 @@ class Copies(Declarations):
     def deserialize(self, handle_: Any = None, data: Any = None) -> None:
         """``deserialize(data)`` or ``deserialize(handle, data)``: become the stored graph. Executes nothing.
 
-        From the data of ``serialize()``, the plan is ready to run; tensors are addressed by uid or name. From the JSON text of a graph, the usual
-        steps follow. SerializationError for damaged data or a plan of another version or device, ValidationError for a malformed text."""
+        From the data of ``serialize()``, or of ``compile_for`` (then the plan for the device at hand), the plan is ready to run; tensors are
+        addressed by uid or name. From the JSON text of a graph, the usual steps follow. SerializationError for damaged data or a plan of another
+        version or device, ValidationError for a malformed text."""
         if data is None:
             handle_, data = None, handle_
         handle = None if handle_ is None else as_handle(handle_)

@@ -121,10 +121,9 @@ class DiskCache:
         """Write an entry; another process that was first wins."""
         if not self.usable:
             return
-        final = self.folder(key)
+        final, work = self.folder(key), self._scratch()
         try:
             self._sweep()
-            work = self._scratch()
             work.mkdir(parents=True)
             (work / f"{_file_name(source.entry)}.py").write_text(source.text, encoding="utf-8")
             (work / BINARY).write_bytes(pack(key, binary))
@@ -135,9 +134,10 @@ class DiskCache:
                 if self.get(key) is None:  # something lies there that is no entry
                     self.remove(key)
                     os.rename(work, final)
-            shutil.rmtree(work, ignore_errors=True)
         except OSError as error:
             self._give_up(error)
+        finally:
+            _delete(work)
 
     def remove(self, key: str) -> None:
         """Take an entry out: out of the way in one step, then deleted."""
@@ -147,7 +147,7 @@ class DiskCache:
             gone = self._scratch()
             gone.parent.mkdir(parents=True, exist_ok=True)
             os.rename(self.folder(key), gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            _delete(gone)
         except OSError as error:
             log.debug(f"cache entry {key[:16]} cannot be removed: {error}")
 
@@ -198,7 +198,7 @@ class DiskCache:
         try:
             for path in (self.root / "tmp").iterdir():
                 if time.time() - path.stat().st_mtime > STALE_S:
-                    shutil.rmtree(path, ignore_errors=True)
+                    _delete(path)
         except OSError:
             return
 
@@ -222,6 +222,17 @@ class DiskCache:
         for key, _ in entries:
             self.remove(key)
         return len(entries)
+
+
+def _delete(path: Path) -> None:
+    """Delete what is there, a folder or whatever else stands in its place."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.debug(f"{path} cannot be deleted: {error}")
 
 
 _disks: dict[Path, DiskCache] = {}

@@ -91,6 +91,16 @@ def test_no_plan_for_this_device(file: bytes) -> None:
         assert part in text, text
 
 
+def test_of_plans_for_several_cpus_the_one_for_this_cpu_is_taken(file: bytes) -> None:
+    """What another CPU was compiled for would be compiled again."""
+    own = next(p for p in serialize.parts(file) if serialize.read(p)[0].device.kind == "cpu")
+    content, rest = container.unseal(own, serialize.MAGIC, serialize.FORMAT, "plan", "here")
+    other = container.seal(serialize.MAGIC, serialize.FORMAT, content | {"host": "another CPU"}, [bytes(rest)])
+    for files, origin in (([other, own], {"file"}), ([own, other], {"file"}), ([other], {"memory", "disk"})):
+        plan = serialize.load(serialize.merge(files), devices.cpu())
+        assert {k.origin for k in plan.kernels} <= origin
+
+
 def test_a_block_that_takes_more_than_the_device_has() -> None:
     assert bundle.unfit("cuda", "sm_80", 160 << 10, devices.parse("sm_80")) is None
     assert "163840 bytes of shared memory" in str(bundle.unfit("cuda", "sm_80", 160 << 10, devices.parse("sm_86")))

@@ -132,6 +132,27 @@ def test_500_damages_of_a_plan_give_typed_errors(stored):
         np.testing.assert_array_equal(a, b)
 
 
+def test_500_damages_of_a_file_of_several_plans_give_typed_errors(stored):
+    """Whichever plan is asked for, and for looking at it too: damage anywhere in the file is noticed."""
+    from graphdnn.inspection.planfile import inspect
+    from graphdnn.plans import serialize
+
+    small = graphdnn.pygraph(io_data_type=F32, compute_data_type=F32)
+    small.relu(small.tensor(dim=[3, 20], stride=[20, 1], name="x", uid=1)).set_output(True).set_uid(2)
+    file = graphdnn.compile_for(small, "sm_80,sm_90a,cpu")
+    places = [graphdnn.create_device_properties(name).props for name in ("cpu", "sm_80", "sm_90")]
+    rng = random.Random(20260103)
+    for place in places:
+        assert serialize.load(file, place).built
+    inspect(file)
+    for turn in range(DAMAGES):
+        bad = spoiled(file, rng)
+        if bad == file:
+            continue
+        with nothing_executed(), pytest.raises(graphdnn.SerializationError):
+            inspect(bad) if turn % 4 == 3 else serialize.load(bad, places[turn % 4])
+
+
 def resealed(data: bytes, edit: Callable[[dict[str, Any]], None], blobs: Callable[[bytes], bytes] = lambda b: b) -> bytes:
     """``data`` with its JSON (or what follows it) edited and the checksum made right again."""
     magic, version, _ = struct.unpack_from("<8sI32s", data)

@@ -37,7 +37,7 @@ def test_readme(tmp_path: Path) -> None:
     assert second.split("python ")[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["getting_started", "fusion", "attention", "cuda_graphs_and_pipelines"])
+@pytest.mark.parametrize("page", ["getting_started", "fusion", "attention", "ahead_of_time", "cuda_graphs_and_pipelines"])
 def test_page(page: str, tmp_path: Path) -> None:
     """The Python of a page, from top to bottom, runs as it stands."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -160,6 +160,12 @@ def test_serialize_and_reload() -> None:
     out = run("05")
     assert "by process 2, numba not imported" in out
     assert number(r"error against float64 (\S+)", out) < 1e-6
+
+
+def test_compile_ahead() -> None:
+    out = run("09")
+    assert "process 2, which cannot import numba" in out and number(r"error against float64 (\S+)", out) < 1e-4
+    assert "3 plans" in out and "for sm_90a (NVIDIA H200" in out and "registers" in out
 
 
 def test_conv_algorithms() -> None:
