@@ -136,8 +136,8 @@ class Copies(Declarations):
                 found.append((int(uid), dim, stride))
         return tuple(sorted(found, key=lambda o: o[0]))
 
-    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
-        """The plan for other shapes: built on first use, kept for the next."""
+    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any, stream: int) -> ExecutionPlan:
+        """The plan for other shapes: built on first use, kept for the next. ExecutionError where it would be built while ``stream`` is captured."""
         wanted = self._overrides(uids, shapes, strides)
         if not wanted:
             return plan
@@ -151,6 +151,7 @@ class Copies(Declarations):
             raise NotSupportedError(explain("a deserialized plan has the shapes it was built for", found=wanted[0][1], fix="build the graph here"))
         variant = self._variants.get(wanted)
         if variant is None:
+            plan.refuse_in_capture(stream, "the plan for the overridden shapes is not built yet", "execute() once with these shapes")
             variant = self._variants[wanted] = self._with_shapes(wanted)
         return variant.plan
 

@@ -91,8 +91,8 @@ class Planning(Declarations):
         """Validate and freeze the graph."""
 
     @abstractmethod
-    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any) -> ExecutionPlan:
-        """The plan for other shapes."""
+    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any, stream: int) -> ExecutionPlan:
+        """The plan for other shapes, which will run on ``stream``."""
 
     @abstractmethod
     def _deterministic(self) -> bool:
@@ -299,7 +299,7 @@ class Planning(Declarations):
         """
         plan = self._planned().chosen
         if override_uids:
-            plan = self._overridden(plan, override_uids, override_shapes, override_strides)
+            plan = self._overridden(plan, override_uids, override_shapes, override_strides, self._stream(handle, tensor_to_device_buffer, plan))
         plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
 
     def bind(self, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any = None, handle: int | None = None) -> Executor:
@@ -327,7 +327,7 @@ class Planning(Declarations):
                 explain(f"plan {index} ({plan.name}) is not built", fix="call build_plans(build_plan_policy.ALL) or build_plan_at_index(index) first")
             )
         if override_uids:
-            plan = self._overridden(plan, override_uids, override_shapes, override_strides)
+            plan = self._overridden(plan, override_uids, override_shapes, override_strides, self._stream(handle, tensor_to_device_buffer, plan))
         plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
 
     def populate_cuda_graph(self, handle: int | None, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any, cuda_graph: int) -> None:

@@ -67,12 +67,6 @@ def _ranged(executable: Executable, name: str) -> Executable:
     return _Ranged(executable, f"graphdnn {name}", import_module("nvtx"))
 
 
-def in_capture(what: str, fix: str) -> ExecutionError:
-    """The error for a step that an execute would have to do first, which a capture forbids."""
-    rule = f"{what}, and the stream is being captured into a CUDA graph, where nothing is built or loaded"
-    return ExecutionError(explain(rule, expected="a plan that is ready before the capture begins", fix=fix))
-
-
 class Note(str):
     """Name of a behavior_note or numerical_note member."""
 
@@ -273,8 +267,7 @@ class ExecutionPlan:
         with self._lock:
             plan = self._elsewhere.get(index)
             if plan is None:
-                if stream is not None and targets.get(self.device).capturing(stream):
-                    raise in_capture(f"plan '{self.name}' is not loaded on cuda:{index} yet", "execute() once on that GPU") from error
+                self.refuse_in_capture(stream, f"plan '{self.name}' is not loaded on cuda:{index} yet", "execute() once on that GPU", error)
                 there, head = devices.cuda(index), (self.choices, self.name, self.cost, self.numeric_notes)
                 plan = ExecutionPlan(
                     self.graph, there, self.partition, *head, self._parts, kernels=self.kernels, candidate=self._candidate, store=self._store
@@ -286,9 +279,15 @@ class ExecutionPlan:
 
     def ready(self, stream: int) -> tuple[Binder, Executable]:
         """:meth:`load`; ExecutionError where that is work (a plan that came with a pickle) and ``stream`` is captured."""
-        if self._ready is None and not self.device.described and targets.get(self.device).capturing(stream):
-            raise in_capture(f"plan '{self.name}' is not loaded yet", "call build_plans(), or execute() once, before the capture begins")
+        if self._ready is None and not self.device.described:
+            self.refuse_in_capture(stream, f"plan '{self.name}' is not loaded yet", "execute() once before the capture begins")
         return self.load()
+
+    def refuse_in_capture(self, stream: int | None, what: str, fix: str, cause: Exception | None = None) -> None:
+        """Raise the error for a step that an execute on ``stream`` would have to do first, if that is being captured. None: no stream is used."""
+        if stream is not None and targets.get(self.device).capturing(stream):
+            rule = f"{what}, and the stream is being captured into a CUDA graph, where nothing is built or loaded"
+            raise ExecutionError(explain(rule, expected="a plan that is ready before the capture begins", fix=fix)) from cause
 
     def guarded(self, pack: variant_pack.Pack, workspace: Any, stream: int | None, error: variant_pack.Misaligned) -> ExecutionPlan:
         """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none, and
@@ -300,8 +299,8 @@ class ExecutionPlan:
             key = tuple(sorted(found.items()))
             plan = self._guards.get(key)
             if plan is None:
-                if stream is not None and targets.get(self.device).capturing(stream):
-                    raise in_capture(f"{error}. A plan for less aligned buffers is not built", "execute() once with such a buffer") from error
+                less = f"{error}. A plan for less aligned buffers is not built yet"
+                self.refuse_in_capture(stream, less, "execute() once with such a buffer before the capture begins", error)
                 log.info(f"plan {self.name}: buffers are less aligned than declared; another plan is built for them ({error})")
                 tensors = tuple(replace(t, alignment=found.get(i, t.alignment)) for i, t in enumerate(self.graph.tensors))
                 graph = replace(self.graph, tensors=tensors)

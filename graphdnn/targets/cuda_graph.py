@@ -10,6 +10,7 @@ The structures are those of cuda.h (CUDA 12.0 and newer): CUDA_KERNEL_NODE_PARAM
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -196,6 +197,7 @@ class Replay:
         """Writes and instantiates the graph; nothing runs. ExecutionError for what the driver says. ``keep``: the buffers that the nodes name."""
         self._driver, self._context = parts[0].driver, parts[0].context
         self._executable = 0
+        self._lock = threading.Lock()  # the driver's functions on one graph are not to be called by two threads at once
         self.keep = keep
         with activated(self._context), capture_allowed():
             graph = self._driver.handle("cuGraphCreate", 0)
@@ -211,7 +213,7 @@ class Replay:
         """Enqueue all steps on ``stream``: one call of the driver. In a capture they become a child graph. Raises ExecutionError."""
         if _libcuda.forked:
             raise _libcuda.fork_error()
-        with activated(self._context):
+        with self._lock, activated(self._context):
             self._driver.check(self._driver.function("cuGraphLaunch")(self._executable, stream), f"replaying a CUDA graph on stream {stream:#x}")
 
     def __del__(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 import graphdnn
 from graphdnn import _libcuda, behavior_note, data_type
 from graphdnn.targets.cuda_driver import activated, primary_context
+from graphdnn.targets.cuda_memory import Stream
 
 pytestmark = pytest.mark.gpu
 
@@ -83,12 +84,67 @@ def test_torch_captures_on_a_side_stream(torch: Any, product: Any) -> None:
         assert same(torch, pack, wanted)
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "of the thread", "relaxed"])
+def test_a_raw_capture(torch: Any, product: Any, mode: int) -> None:
+    """cuStreamBeginCapture in every mode on a stream of one's own, which the handle names."""
+    pack, space = tensors(torch, 10 + mode, 0.25), workspace(torch, product)
+    wanted = eager(torch, product, pack)
+    driver, handle, stream = _libcuda.driver(), graphdnn.create_handle("cuda:0"), Stream()
+    graphdnn.set_stream(handle, stream.handle)
+    begin, end = (driver.new_function(name) for name in ("cuStreamBeginCapture_v2", "cuStreamEndCapture"))
+    graph = ctypes.c_void_p()
+    with activated(primary_context(0)):
+        driver.check(begin(ctypes.c_void_p(stream.handle), ctypes.c_int(mode)), "beginning a capture")
+        product.execute(pack, space, handle)
+        driver.check(end(ctypes.c_void_p(stream.handle), ctypes.byref(graph)), "ending a capture")
+        made = Executable(graph.value or 0)
+        made.instantiate()
+        assert pack[4].isnan().all()
+        made.launch(stream.handle)
+        assert same(torch, pack, wanted)
+        made.close()
+
+
+def test_a_capture_of_cuda_core(torch: Any, product: Any) -> None:
+    from cuda.core import Device
+
+    pack, space = tensors(torch, 20, 0.75), workspace(torch, product)
+    wanted = eager(torch, product, pack)
+    place = Device(0)
+    place.set_current()
+    stream, handle = place.create_stream(), graphdnn.create_handle("cuda:0")
+    builder = stream.create_graph_builder()
+    builder.begin_building()
+    graphdnn.set_stream(handle, int(builder.stream.handle))
+    product.execute(pack, space, handle)
+    graph = builder.end_building().complete()
+    graph.launch(stream)
+    stream.sync()
+    assert same(torch, pack, wanted)
+
+
+def test_a_capture_of_cupy(torch: Any, product: Any) -> None:
+    cupy = pytest.importorskip("cupy")
+    pack, space = tensors(torch, 21, 0.75), workspace(torch, product)
+    wanted = eager(torch, product, pack)
+    arrays = {uid: value if uid == 3 else value.data_ptr() for uid, value in pack.items()}
+    stream, handle = cupy.cuda.Stream(non_blocking=True), graphdnn.create_handle("cuda:0")
+    graphdnn.set_stream(handle, stream.ptr)
+    with stream:
+        stream.begin_capture()
+        product.execute(arrays, space.data_ptr(), handle)
+        graph = stream.end_capture()
+        graph.launch()
+    stream.synchronize()
+    assert same(torch, pack, wanted)
+
+
 class Executable:
     """A CUgraph of one's own, by ctypes."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: int = 0) -> None:
         self.driver = _libcuda.driver()
-        self.graph = self.driver.handle("cuGraphCreate", 0)
+        self.graph = graph or self.driver.handle("cuGraphCreate", 0)
         self.executable = 0
 
     def instantiate(self) -> None:

@@ -200,3 +200,24 @@ def test_a_destroyed_stream_is_not_taken_for_a_captured_one(fake):
         fake.fail["cuStreamIsCapturing"] = code
         with pytest.raises(ExecutionError, match=text):
             g.plan.execute(pack(4), None, 0x77)
+
+
+def test_a_plan_for_other_shapes_is_not_built_in_a_capture(fake):
+    def declare(g, columns=64):
+        g.relu(g.tensor(dim=(4, columns), layout="row", name="x", uid=1)).set_output(True).set_uid(2)
+
+    for columns in (64, 32):
+        described = graphdnn.pygraph(device="sm_90", **FLOAT)
+        declare(described, columns)
+        fake.parameters.declare(built(described))
+    g = graphdnn.pygraph(device="cuda:0", is_override_shape_enabled=True, **FLOAT)
+    declare(g)
+    built(g)
+    other = {"override_uids": [1, 2], "override_shapes": [(4, 32)] * 2, "override_strides": [(32, 1)] * 2}
+    fake.captured.add(0)
+    with pytest.raises(ExecutionError, match="the plan for the overridden shapes is not built yet, and the stream is being captured"):
+        g.execute(pack(2), None, **other)
+    fake.captured.clear()
+    g.execute(pack(2), None, **other)
+    fake.captured.add(0)
+    g.execute(pack(2), None, **other)
