@@ -16,7 +16,7 @@ from graphdnn.codegen.spec import Arg, Buffer, Constant, Groups, Launch, Memset,
 from graphdnn.errors import GraphError, SerializationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
-from graphdnn.plans import bundle, codec, serialize
+from graphdnn.plans import bundle, codec, pipeline_file, serialize
 from graphdnn.plans.cache import Kernel
 from graphdnn.plans.plan import ExecutionPlan
 
@@ -32,7 +32,14 @@ class Contents:
 
     def __str__(self) -> str:
         d = self.data
-        lines = [f"{d['bytes']} bytes, sha256 {d['sha256']}, {_count(len(d['plans']), 'plan')}; {d['here']}"]
+        head = f"{d['bytes']} bytes, sha256 {d['sha256']}"
+        if "stages" in d:
+            lines = [f"{head}, pipeline '{d['pipeline']}' of {_count(len(d['stages']), 'stage')}"]
+            for number, row in enumerate(d["stages"]):
+                names = ", ".join(f"{uid} is {buffer}" for uid, buffer in row["names"].items())
+                lines += ["", f"stage {number}: {names}", str(Contents(row["file"]))]
+            return "\n".join(lines)
+        lines = [f"{head}, {_count(len(d['plans']), 'plan')}; {d['here']}"]
         lines += _graph_lines(d["graph"])
         for plan in d["plans"]:
             lines += _plan_lines(plan)
@@ -40,20 +47,18 @@ class Contents:
 
 
 def inspect(data: bytes, texts: Sequence[str] = ()) -> Contents:
-    """All that a plan file holds. ``texts``: those of TEXTS that each kernel should have. SerializationError for what is no whole file of this
-    version; BuildError where machine code should be shown and there is no cuobjdump."""
-    plans = [(len(part), *serialize.read(part)) for part in serialize.parts(data)]
+    """All that a plan file holds, or the file of a pipeline: the same for each of its stages. ``texts``: those of TEXTS that each kernel should have.
+    SerializationError for what is no whole file of this version; BuildError where machine code should be shown and there is no cuobjdump."""
+    facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     try:
-        return Contents(
-            {
-                "bytes": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-                "here": _here(data),
-                "graph": _graph(plans[0][1].graph),
-                "plans": [_plan(size, plan, versions, texts) for size, plan, versions in plans],
-            }
-        )
-    except (KeyError, TypeError, ValueError, IndexError) as error:  # sealed, but by somebody else than serialize.dump
+        if data[: len(pipeline_file.MAGIC)] == pipeline_file.MAGIC:
+            name, stages, keep = pipeline_file.parts(data, serialize.running(None))
+            rows = [{"names": names, "file": inspect(file, texts).data} for names, file in stages]
+            return Contents(facts | {"pipeline": name, "keep": keep, "stages": rows})
+        plans = [(len(part), *serialize.read(part)) for part in serialize.parts(data)]
+        shown = [_plan(size, plan, versions, texts) for size, plan, versions in plans]
+        return Contents(facts | {"here": _here(data), "graph": _graph(plans[0][1].graph), "plans": shown})
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:  # sealed, but not by us
         raise SerializationError(explain("the stored plan is malformed", found=f"{type(error).__name__}: {str(error)[:100]}")) from error
 
 

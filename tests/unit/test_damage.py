@@ -1,5 +1,5 @@
-"""Damaged files: 500 random damages of a serialized plan give typed errors, 500 of a graph's JSON text give a typed error or a graph that
-validates, and nothing that a file says is executed."""
+"""Damaged files: 500 random damages each of a serialized plan, of a file of several plans and of a pipeline give typed errors, 500 of a graph's JSON
+text give a typed error or a graph that validates, and nothing that a file says is executed."""
 
 from __future__ import annotations
 
@@ -151,6 +151,26 @@ def test_500_damages_of_a_file_of_several_plans_give_typed_errors(stored):
             continue
         with nothing_executed(), pytest.raises(graphdnn.SerializationError):
             inspect(bad) if turn % 4 == 3 else serialize.load(bad, places[turn % 4])
+
+
+def test_500_damages_of_a_pipelines_file_give_typed_errors():
+    from graphdnn.inspection.planfile import inspect
+
+    line = graphdnn.Pipeline(name="line")
+    for names in ({"x": "first", "y": "second"}, {"x": "second", "y": "third"}):
+        g = graphdnn.pygraph(io_data_type=F32, compute_data_type=F32, device="cpu")
+        g.relu(g.tensor(dim=[3, 20], stride=[20, 1], name="x")).set_output(True).set_name("y")
+        line.add(built(g), names)
+    file = bytes(line.build().serialize())
+    graphdnn.Pipeline.deserialize(file)
+    inspect(file)
+    rng = random.Random(20260104)
+    for turn in range(DAMAGES):
+        bad = spoiled(file, rng)
+        if bad == file:
+            continue
+        with nothing_executed(), pytest.raises(graphdnn.SerializationError):
+            inspect(bad) if turn % 4 == 3 else graphdnn.Pipeline.deserialize(bad)
 
 
 def resealed(data: bytes, edit: Callable[[dict[str, Any]], None], blobs: Callable[[bytes], bytes] = lambda b: b) -> bytes:

@@ -60,6 +60,20 @@ def test_the_command(file: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "does not run on sm_120" in str(inspect(serialize.parts(file)[0]))
 
 
+def test_a_pipeline(file: bytes) -> None:
+    """The file of a pipeline shows each of its stages."""
+    g = declared(device="cpu")
+    g.build([graphdnn.heur_mode.A])
+    line = graphdnn.Pipeline(name="line")
+    line.add(g, {"x": "first", "y": "second", "sums": "unused"})
+    line.add(g, {"x": "second", "y": "third", "sums": "last"})
+    line.build()
+    found = inspect(bytes(line.serialize()))
+    assert found.data["pipeline"] == "line" and len(found.data["stages"]) == 2
+    assert found.data["stages"][1]["names"]["1"] == "second" and found.data["stages"][0]["file"]["plans"][0]["device"]["kind"] == "cpu"
+    assert "pipeline 'line' of 2 stages" in str(found) and "stage 1: " in str(found) and json.loads(json.dumps(found.data)) == found.data
+
+
 def test_what_it_refuses(file: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.gdnn"
     for data, part in (
