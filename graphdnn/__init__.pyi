@@ -40,14 +40,17 @@ from graphdnn.frontend.properties import create_device_properties as create_devi
 from graphdnn.frontend.properties import create_kernel_cache as create_kernel_cache
 from graphdnn.frontend.pygraph import pygraph as pygraph
 from graphdnn.frontend.reduction_modes import reduction_mode as reduction_mode
+from graphdnn.frontend.symbols import Dim as Dim
 from graphdnn.frontend.tensor import tensor as tensor
 from graphdnn.frontend.wrapper import Graph as Graph
+from graphdnn.plans.cache import stats as stats
 from graphdnn.frontend import names as _compiled_module
 from graphdnn.frontend import names as _pybind_module
 
 __all__ = [
     "__version__",
     "BuildError",
+    "Dim",
     "ExecutionError",
     "Graph",
     "GraphError",
@@ -85,6 +88,7 @@ __all__ = [
     "reshape_mode",
     "scalar_type",
     "set_stream",
+    "stats",
     "tensor",
     "tensor_reordering",
     "datatypes",

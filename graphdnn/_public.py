@@ -16,8 +16,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "graphdnn.frontend.properties": ("create_device_properties", "create_kernel_cache"),
     "graphdnn.frontend.pygraph": ("pygraph",),
     "graphdnn.frontend.reduction_modes": ("reduction_mode",),
+    "graphdnn.frontend.symbols": ("Dim",),
     "graphdnn.frontend.tensor": ("tensor",),
     "graphdnn.frontend.wrapper": ("Graph",),
+    "graphdnn.plans.cache": ("stats",),
 }
 _RENAMED = {"get_last_error_string": ("graphdnn.errors", "last_error_string")}
 SUBMODULES = ("datatypes",)

@@ -242,6 +242,13 @@ def _bench_host(args: argparse.Namespace) -> int:
     return 0 if all(r.right for r in found) else 1
 
 
+def _bench_dynamic(args: argparse.Namespace) -> int:
+    from graphdnn.bench import dynamic
+
+    found = dynamic.run(rounds=args.rounds, shapes=args.shapes, output=args.json)
+    return 0 if not any(r.wrong or r.error > dynamic.TOLERANCE for r in found) else 1
+
+
 def _cache(args: argparse.Namespace) -> int:
     from graphdnn import env
     from graphdnn.plans import cache
@@ -345,7 +352,9 @@ def _parser() -> argparse.ArgumentParser:
     on_host.add_argument("--device", default="", help="cpu or cuda:0; default: as for a graph that says nothing")
     on_host.add_argument("--calls", type=int, default=1000, help="timed calls in a round")
     on_host.add_argument("--starts", type=int, default=10, help="new processes for each figure of a start; 0: none")
-    for what, run in ((on_gpu, _bench_matmul), (on_cpu, _bench_cpu), (on_host, _bench_host)):
+    on_shapes = timed.add_parser("dynamic", help="graphs with dims beside graphs of fixed shapes, on a GPU")
+    on_shapes.add_argument("--shapes", type=int, default=200, help="random shapes before the large one is timed")
+    for what, run in ((on_gpu, _bench_matmul), (on_cpu, _bench_cpu), (on_host, _bench_host), (on_shapes, _bench_dynamic)):
         what.set_defaults(run=run)
         what.add_argument("--rounds", type=int, default=10, help="timed rounds; the contenders take turns in each")
         what.add_argument("--json", type=Path, help="file for the results")

@@ -85,7 +85,8 @@ class Case:
         return 1e6 * max(nbytes / COPY_BYTES_S, self.flops / MATMUL_FLOPS_S)
 
 
-def _torch() -> Any:
+def cuda_torch() -> Any:
+    """The module torch; ExecutionError without it, or without a GPU that it can use."""
     torch = common.import_torch()
     if not torch.cuda.is_available():
         raise ExecutionError(explain("the benchmark needs a GPU that torch can use", found="torch.cuda.is_available() is False"))
@@ -222,7 +223,7 @@ def _check(torch: Any, contender: Contender, expected: Any) -> None:
         contender.error = max(contender.error, float((contender.outputs["amax"].max() - top).abs() / top) / 2)
 
 
-def _capture(torch: Any, contender: Contender) -> None:
+def capture(torch: Any, contender: Contender) -> None:
     """A CUDA graph of as many calls as take a few milliseconds."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -241,7 +242,7 @@ def _capture(torch: Any, contender: Contender) -> None:
     contender.replay = graph.replay
 
 
-def _timer(torch: Any, contender: Contender) -> Callable[[], float]:
+def timer(torch: Any, contender: Contender) -> Callable[[], float]:
     """Microseconds a call of the captured graph."""
     replay = contender.replay
     assert replay is not None, f"{contender.name} has not been captured"
@@ -265,8 +266,8 @@ def _measure(torch: Any, case: Case, rounds: int, every: bool, compile: bool) ->
         _check(torch, c, expected)
     del expected
     for c in contenders:
-        _capture(torch, c)
-    for c, times in zip(contenders, common.take_turns([_timer(torch, c) for c in contenders], rounds), strict=True):
+        capture(torch, c)
+    for c, times in zip(contenders, common.take_turns([timer(torch, c) for c in contenders], rounds), strict=True):
         c.times = times
     return [_result(case, c) for c in contenders]
 
@@ -300,7 +301,7 @@ def run(
 
     Raises ExecutionError without torch or a GPU, GraphError where a plan cannot be built.
     """
-    torch = _torch()
+    torch = cuda_torch()
     device = torch.cuda.get_device_name(0)
     tell(f"{common.versions(device, torch)}; x: time over graphdnn's")
     results: list[Result] = []

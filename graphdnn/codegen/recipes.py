@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from graphdnn.codegen.spec import Arg, Buffer, Check, Groups, KernelSpec, Launch, Listing, Matrix, Memset, Recipe, Step, TensorMap
+from graphdnn.codegen.spec import Arg, Buffer, Check, Groups, KernelSpec, Launch, Listing, Matrix, Memset, Panels, Recipe, Step, TensorMap
 
 
 def listings(step: Check) -> dict[str, Listing]:
@@ -44,6 +44,27 @@ def mapped(step: Step, buffer: Callable[[Buffer], Buffer], kernel: Callable[[int
     if isinstance(step, Groups):
         step = replace(step, starts=listing(step.starts))
     return replace(step, a=matrix(step.a), b=matrix(step.b), panel=matrix(step.panel), epilogue=launch(step.epilogue), pack_a=pack_a, pack_b=pack_b)
+
+
+def launches(recipe: Recipe) -> list[Launch]:
+    """Every launch of a recipe, those inside panels too."""
+    found: list[Launch] = []
+    for s in recipe.steps:
+        if isinstance(s, Launch):
+            found.append(s)
+        elif isinstance(s, Panels | Groups):
+            found.extend(x for x in (s.pack_b, s.pack_a, s.epilogue) if x is not None)
+    return found
+
+
+def relaunched(step: Step, change: Callable[[Launch], Launch]) -> Step:
+    """``step`` with every launch in it changed."""
+    if isinstance(step, Launch):
+        return change(step)
+    if isinstance(step, Panels | Groups):
+        pack_a, pack_b = (x and change(x) for x in (step.pack_a, step.pack_b))
+        return replace(step, epilogue=change(step.epilogue), pack_a=pack_a, pack_b=pack_b)
+    return step
 
 
 def joined(recipes: Sequence[Recipe]) -> Recipe:

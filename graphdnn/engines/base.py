@@ -17,6 +17,7 @@ from graphdnn.device import DeviceProps
 from graphdnn.dtypes import data_type, info
 from graphdnn.engines import subbyte
 from graphdnn.engines.attention_parts import AttentionProblem
+from graphdnn.ir.extent import Extent, varies
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs import registry
 from graphdnn.opspecs.fast_conv import FastConv
@@ -223,5 +224,5 @@ def power_of_two(n: int) -> int:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Ceiling of a / b."""
-    return -(-a // b)
+    """Ceiling of a / b; a number that may be another in the next call if ``a`` is one."""
+    return Extent(-(-int(a) // b)) if varies(a) else -(-a // b)

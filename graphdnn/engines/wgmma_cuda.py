@@ -12,6 +12,7 @@ from graphdnn.engines.base import ceil_div, entry_name
 from graphdnn.engines.wgmma_parts import Input, WgmmaParts
 from graphdnn.engines.wgmma_sums import Sums
 from graphdnn.engines.wgmma_tile import BK, CONSUMERS, LINE, ROLES, SLICE, STAGING, WARPGROUP, WgmmaTile
+from graphdnn.ir.extent import varies
 from graphdnn.ir.index import Var
 
 
@@ -145,14 +146,14 @@ def coordinates(batch: list[Var], counts: tuple[int, int], tile: WgmmaTile) -> l
         if batches
         else ["t = tile"]
     )
-    rows, group = counts[0], min(max(tile.group // tile.cluster, 1), counts[0])
-    if group == rows:
+    rows, group = counts[0], max(tile.group // tile.cluster, 1)
+    if group >= rows and not varies(rows):
         lines += [f"tr = uint32(t % uint32({rows}))", f"tc = uint32(t // uint32({rows}))"]
     else:
         lines += [f"tg = uint32(t // uint32({group * counts[1]}))", f"ti = uint32(t % uint32({group * counts[1]}))"]
         first = f"uint32(tg * uint32({group}))"
         deep = f"uint32({group})"
-        if rows % group:
+        if rows % group or varies(rows):
             lines.append(f"deep = min(uint32({group}), uint32(uint32({rows}) - {first}))")
             deep = "deep"
         lines += [f"tr = uint32({first} + uint32(ti % {deep}))", f"tc = uint32(ti // {deep})"]

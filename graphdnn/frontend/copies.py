@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.errors import BuildError, KindError, NotSupportedError, SerializationError, ValidationError, explain
-from graphdnn.frontend.declare import Declarations, take_back
 from graphdnn.frontend.enums import heur_mode
 from graphdnn.frontend.handle import as_handle
 from graphdnn.frontend.loaded import LoadedPlans, declarations
+from graphdnn.frontend.shapes import Shapes
 from graphdnn.frontend.tensor import as_dims, as_integer
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
@@ -38,7 +37,7 @@ def plan_bytes(data: Any) -> bytes:
     raise KindError(explain("data has the wrong type", expected="the list of serialize(), bytes, or the JSON text of a graph", found=repr(data)[:80]))
 
 
-class Copies(Declarations):
+class Copies(Shapes):
     """What a graph can do with itself as data."""
 
     _io: Any
@@ -76,6 +75,7 @@ class Copies(Declarations):
             raise ValidationError(explain("the handle and the graph disagree", expected=self._device.text, found=handle.device.text))
         if isinstance(data, str):
             self._become(jsontext.loads(data, registry.declared, Tensor))
+            self._take_dims(data)
         else:
             self._load(plan_bytes(data), self._device if handle is None else handle.device)
         if handle is not None:
@@ -108,13 +108,14 @@ class Copies(Declarations):
 
         state = self.__dict__ | {"_nodes": list(self._nodes), "_tensors": dict(self._tensors), "_filled": list(self._filled)}
         plans = state.pop("_plan_list")
-        if with_plan and plans is not None and plans.chosen_index >= 0:
+        if with_plan and plans is not None and plans.chosen_index >= 0 and not plans.chosen.shaped:
             state["_stored"] = serialize.dump(plans.chosen)
-        state["_plan_list"], state["_variants"] = None, {}
+        state["_plan_list"], state["_variants"], state["_shape_plans"], state["_sources"] = None, {}, {}, None
         return state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Declarations, settings, and the chosen plan in serialized form; it is loaded when it is first used. Other plans are not kept."""
+        """Declarations, settings, and the chosen plan in serialized form; it is loaded when it is first used. Other plans are not kept, nor is that
+        of a graph with dims, which is built again."""
         return self._state(True)
 
     # ------------------------------------------------------------------------------------------------------------------------ other shapes
@@ -158,10 +159,7 @@ class Copies(Declarations):
     _variants: dict[Overrides, pygraph]
 
     def _with_shapes(self, wanted: Overrides) -> pygraph:
-        twin: pygraph = object.__new__(type(self))  # type: ignore[assignment]
-        twin.__dict__.update(copy.deepcopy(self._state(False)))
-        take_back(twin._filled)
-        twin._filled = []
+        twin = self._twin()
         by_uid: Mapping[int | None, Tensor] = {t.uid: t for t in twin._tensors}
         for uid, dim, stride in wanted:
             by_uid[uid].dim, by_uid[uid].stride = dim, stride

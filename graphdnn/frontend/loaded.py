@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from graphdnn.errors import BuildError, explain
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir.node import NodeDecl
@@ -38,10 +40,10 @@ class LoadedPlans:
     def check_support(self) -> None:
         """A built plan is supported."""
 
-    def build(self, policy: str) -> None:
+    def build(self, policy: str, make: Any = None) -> None:
         """It is built."""
 
-    def build_at(self, index: int) -> None:
+    def build_at(self, index: int, make: Any = None) -> None:
         """It is built."""
         self.plan_at(index)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.device import DeviceProps
-from graphdnn.errors import BuildError, ExecutionError, KindError, SerializationError, ValidationError, explain
+from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, SerializationError, ValidationError, explain
 from graphdnn.frontend.copies import plan_bytes
 from graphdnn.frontend.handle import Handle, as_handle, resolve_device
 from graphdnn.frontend.planning import Planning, members, stream_of
@@ -39,7 +39,7 @@ class Pipeline:
 
         ``buffers``: tensor, uid or name of the graph -> name of a buffer of the pipeline; a tensor that is not in it lies in the buffer of its own
         name. By-value tensors have names in the same way. Two graphs that name the same buffer share it. BuildError for a graph that is not built,
-        ValidationError for an unknown tensor or another device than that of the graphs before."""
+        NotSupportedError for one with dims, ValidationError for an unknown tensor or another device than that of the graphs before."""
         from graphdnn.plans import pipeline
 
         if not isinstance(graph, Planning):
@@ -47,6 +47,9 @@ class Pipeline:
         if not isinstance(buffers, Mapping | None):
             expected = "a dict of tensor, uid or name to the name of a buffer"
             raise KindError(explain("buffers has the wrong type", expected=expected, found=repr(buffers)[:80]))
+        if graph.dims:
+            rule, fix = "a pipeline lays out its buffers once", "build the graph for fixed extents"
+            raise NotSupportedError(explain(rule, expected="a graph of fixed shapes", found=f"dims {', '.join(graph.dims)}", fix=fix))
         plan = graph.plan
         plan.kernels  # noqa: B018  raises for a plan that is not built
         if self._stages and _place(plan.device) != _place(self.device):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from graphdnn import log
 from graphdnn.device import DeviceProps
 from graphdnn.errors import BuildError, ExecutionError, GraphError, KindError, NotSupportedError, ValidationError, explain
-from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.enums import behavior_note, build_plan_policy, heur_mode, knob_type, numerical_note
 from graphdnn.frontend.handle import Handle, as_handle, is_live
 from graphdnn.frontend.loaded import LoadedPlans
+from graphdnn.frontend.shapes import Shapes
 from graphdnn.frontend.tensor import as_integer
 from graphdnn.plans import streams
 
@@ -71,7 +71,7 @@ def stream_of(own: Handle | None, handle: int | None, pack: Mapping[Any, Any], d
     return streams.current(pack, device)
 
 
-class Planning(Declarations):
+class Planning(Shapes):
     """Plans of a graph. ``_plans`` is None until there is a list; a list that was loaded or unpickled holds one built plan."""
 
     _handle: Handle | None
@@ -173,7 +173,7 @@ class Planning(Declarations):
             )
         with self._noted():
             self._plans = self._create(found)
-        self._variants = {}
+        self._variants, self._shape_plans = {}, {}
         log.info(f"{self.get_execution_plan_count()} plans for {self._get_device().text}, the first is {self.get_plan_name_at_index(0)}")
 
     def _custom(self) -> PlanSet:
@@ -255,13 +255,13 @@ class Planning(Declarations):
             raise KindError(explain("policy has the wrong type", expected="graphdnn.build_plan_policy", found=repr(policy)))
         with self._noted():
             plans = self._supported("build_plans")
-            if policy is build_plan_policy.ALL or not self._measured_choice(plans):
-                plans.build(policy.name)
+            if self.dims or policy is build_plan_policy.ALL or not self._measured_choice(plans):
+                plans.build(policy.name, self._shaped)
 
     def build_plan_at_index(self, index: int) -> None:
         """Compile one plan; ``execute`` uses it from now on."""
         with self._noted():
-            self._planned().build_at(as_integer("index", index))
+            self._planned().build_at(as_integer("index", index), self._shaped)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -272,11 +272,11 @@ class Planning(Declarations):
         """Bytes of workspace that the built plan needs. BuildError before one is built."""
         if self._plans is None:
             raise BuildError(explain("Plan index -1 is invalid.", expected="a built plan", found="none", fix="call build_plans() first"))
-        return self._plans.chosen.workspace_bytes
+        return self._largest_workspace(self._plans.chosen)
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         """Bytes of workspace that one plan needs."""
-        return self._planned().plan_at(as_integer("index", index)).workspace_bytes
+        return self._largest_workspace(self._planned().plan_at(as_integer("index", index)))
 
     # ------------------------------------------------------------------------------------------------------------------------------ running
     def _stream(self, handle: int | None, pack: Mapping[Any, Any], plan: ExecutionPlan) -> int:
@@ -290,17 +290,22 @@ class Planning(Declarations):
         override_uids: Sequence[int] | None = None,
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
+        dims: Mapping[Any, int] | None = None,
     ) -> None:
         """Run the built plan.
 
         ``tensor_to_device_buffer``: tensor, uid or name -> array (torch, NumPy on a CPU, CuPy, numba, DLPack), address, or number for a by-value
         tensor; None keys and unknown uids are skipped. ``workspace``: array or address of ``get_workspace_size()`` bytes, None if that is 0.
+        ``dims``: extents of the graph's dims (graphdnn.Dim, by name or object), where the shapes of the arrays do not tell them.
         A CPU plan has finished on return; a CUDA plan is enqueued on the handle's stream of this moment.
         """
         plan = self._planned().chosen
+        stream = self._stream(handle, tensor_to_device_buffer, plan)
         if override_uids:
-            plan = self._overridden(plan, override_uids, override_shapes, override_strides, self._stream(handle, tensor_to_device_buffer, plan))
-        plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
+            plan = self._overridden(plan, override_uids, override_shapes, override_strides, stream)
+        if self._shape_plans or dims:
+            plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
+        plan.execute(tensor_to_device_buffer, workspace, stream)
 
     def bind(self, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any = None, handle: int | None = None) -> Executor:
         """The built plan with these buffers, checked and laid out once, for many calls: ``run = graph.bind(pack, workspace); run()``.
@@ -308,7 +313,10 @@ class Planning(Declarations):
         The arguments are those of :meth:`execute`, and so are the errors. Calls go to the handle's stream of the moment of ``bind``.
         """
         plan = self._planned().chosen
-        return plan.bind(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
+        stream = self._stream(handle, tensor_to_device_buffer, plan)
+        if self._shape_plans:
+            plan = self._for_call(plan, tensor_to_device_buffer, None, stream)
+        return plan.bind(tensor_to_device_buffer, workspace, stream)
 
     def execute_plan_at_index(
         self,
@@ -319,6 +327,7 @@ class Planning(Declarations):
         override_uids: Sequence[int] | None = None,
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
+        dims: Mapping[Any, int] | None = None,
     ) -> None:
         """Run one plan of the list, which must have been built; see :meth:`execute`."""
         plan = self._planned().plan_at(as_integer("index", index))
@@ -326,9 +335,12 @@ class Planning(Declarations):
             raise BuildError(
                 explain(f"plan {index} ({plan.name}) is not built", fix="call build_plans(build_plan_policy.ALL) or build_plan_at_index(index) first")
             )
+        stream = self._stream(handle, tensor_to_device_buffer, plan)
         if override_uids:
-            plan = self._overridden(plan, override_uids, override_shapes, override_strides, self._stream(handle, tensor_to_device_buffer, plan))
-        plan.execute(tensor_to_device_buffer, workspace, self._stream(handle, tensor_to_device_buffer, plan))
+            plan = self._overridden(plan, override_uids, override_shapes, override_strides, stream)
+        if self._shape_plans or dims:
+            plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
+        plan.execute(tensor_to_device_buffer, workspace, stream)
 
     def populate_cuda_graph(self, handle: int | None, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any, cuda_graph: int) -> None:
         """Write the built plan into an empty CUDA graph, as a chain of kernel and memset nodes: nothing runs, no stream is used, nothing is captured.
@@ -348,8 +360,8 @@ class Planning(Declarations):
         from graphdnn.plans import cuda_graphs
 
         plan = self._planned().chosen
-        self._stream(handle, pack, plan)
-        return cuda_graphs.nodes(plan, pack, workspace)
+        stream = self._stream(handle, pack, plan)
+        return cuda_graphs.nodes(self._for_call(plan, pack, None, stream) if self._shape_plans else plan, pack, workspace)
 
     # -------------------------------------------------------------------------------------------------------------------------- looking in
     def _looked_at(self) -> PlanSet | LoadedPlans:

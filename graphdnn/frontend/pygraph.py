@@ -28,11 +28,10 @@ from graphdnn.frontend.random_ops import RandomOps
 from graphdnn.frontend.resample_ops import ResampleOps
 from graphdnn.frontend.softmax_ops import SoftmaxOps
 from graphdnn.frontend.structured_ops import StructuredOps
-from graphdnn.frontend.tensor import as_dims, as_integer, as_name, as_number
+from graphdnn.frontend.tensor import as_integer, as_name, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.frontend.tune import Tuning
 from graphdnn.ir import jsontext
-from graphdnn.ir.layout import by_name
 
 if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
@@ -92,7 +91,7 @@ class pygraph(
         self._filled: list[tuple[Any, str, Any, Any]] = []
         self._opgraph: OperationGraph | None = None
         self._plans = None
-        self._variants = {}
+        self._variants, self._shape_plans, self._sources = {}, {}, None
 
     def _get_device(self) -> DeviceProps:
         if self._device is None:
@@ -119,7 +118,7 @@ class pygraph(
         if (stride is None) == (layout is None):
             found = "neither" if stride is None else "both"
             raise KindError(explain("a tensor takes either stride or layout", tensor=name, expected="stride=[...] or layout='row'", found=found))
-        made.stride = as_dims("stride", stride) if layout is None else by_name(made.dim or (), layout)
+        made = made.set_stride(stride) if layout is None else made.set_layout(layout)
         made.set_reordering_type(reordering_type)
         if ragged_offset is not None:
             made.set_ragged_offset(self._operand(None, "ragged_offset", ragged_offset))
@@ -148,7 +147,8 @@ class pygraph(
         made = Tensor()
         for field in ("dim", "stride", "dtype", "virtual", "by_value", "constant", "value", "alignment", "reordering", "ragged_offset"):
             setattr(made, field, getattr(other, field))
-        made.vector_count, made.vector_dimension, made._number = other.vector_count, other.vector_dimension, other._number
+        for field in ("vector_count", "vector_dimension", "_number", "symbolic_dim", "symbolic_stride"):
+            setattr(made, field, getattr(other, field))
         return made
 
     def tensor_scalar(self, value: float | int, scalar_type: scalar_type) -> Tensor:
@@ -173,7 +173,7 @@ class pygraph(
     # ------------------------------------------------------------------------------------------------------------------------- the steps
     def _changed(self) -> None:
         self._opgraph = self._plans = None
-        self._variants = {}
+        self._variants, self._shape_plans, self._sources = {}, {}, None
 
     @contextmanager
     def _step(self) -> Iterator[Snapshot]:
@@ -245,7 +245,7 @@ class pygraph(
 
     def __repr__(self) -> str:
         """JSON text, which ``deserialize`` takes."""
-        return jsontext.dumps(self._text())
+        return self._text_with_dims() if self.dims else jsontext.dumps(self._text())
 
     def key(self) -> int:
         """Hash of the JSON text: equal for graphs that were declared in the same way, in any process. uids and names are part of it."""

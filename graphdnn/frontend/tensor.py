@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Complex, Real
 from typing import Any
 
 from graphdnn.dtypes import as_data_type, data_type
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.frontend.enums import tensor_reordering
+from graphdnn.frontend.symbols import DimExpr, Extents, at_hint, symbolic
 from graphdnn.ir import jsontext
+from graphdnn.ir.extent import Extent, varies
+from graphdnn.ir.layout import by_name
 from graphdnn.ir.tensor import Dims, TensorDecl
 
 
@@ -64,6 +67,8 @@ class tensor(TensorDecl):
     def __init__(self) -> None:
         super().__init__()
         self._owner: object | None = None
+        self.symbolic_dim: Extents | None = None
+        self.symbolic_stride: Extents | None = None
         self._number: float | int | None = None  # a number given as an operand: its data type follows the other operands
 
     # ------------------------------------------------------------------------------------------------------------------- name, type, shape
@@ -89,19 +94,34 @@ class tensor(TensorDecl):
         """The extents; empty until set or inferred by ``validate`` (and for rank 0)."""
         return list(self.dim or ())
 
-    def set_dim(self, dim: Iterable[int]) -> tensor:
-        """Set the extents; ``()`` is rank 0."""
-        self.dim = as_dims("dim", dim)
+    def set_dim(self, dim: Iterable[int | DimExpr]) -> tensor:
+        """Set the extents: integers, and :class:`graphdnn.Dim` where they differ from call to call; ``()`` is rank 0."""
+        self.symbolic_dim = tuple(dim) if symbolic(dim) else None
+        self.dim = as_dims("dim", dim if self.symbolic_dim is None else at_hint(self.symbolic_dim))
         return self
 
     def get_stride(self) -> list[int]:
         """The strides in elements; empty until set or inferred by ``validate`` (and for rank 0)."""
         return list(self.stride or ())
 
-    def set_stride(self, stride: Iterable[int]) -> tensor:
-        """Set the strides, in elements."""
-        self.stride = as_dims("stride", stride)
+    def set_stride(self, stride: Iterable[int | DimExpr]) -> tensor:
+        """Set the strides, in elements: integers, or sums and products of :class:`graphdnn.Dim`."""
+        self.symbolic_stride = tuple(stride) if symbolic(stride) else None
+        self.stride = as_dims("stride", stride if self.symbolic_stride is None else at_hint(self.symbolic_stride))
         return self
+
+    def set_layout(self, layout: str | Sequence[int]) -> tensor:
+        """Set packed strides for the extents that are set: "row" (last dim fastest), "column" (last two swapped), "channels_last", or the dims in
+        order, fastest first."""
+        return self.set_stride(by_name(self.symbolic_dim or self.dim or (), layout))  # type: ignore[arg-type]
+
+    def at(self, values: Mapping[str, int]) -> None:
+        """Give the dims in the declaration these extents."""
+        some = {n: v or (Extent(1) if varies(v) else 1) for n, v in values.items()}  # an empty tensor has the strides of its shape with ones
+        if self.symbolic_dim is not None:
+            self.dim = tuple(e.value(values) if isinstance(e, DimExpr) else e for e in self.symbolic_dim)
+        if self.symbolic_stride is not None:
+            self.stride = tuple(e.value(some) if isinstance(e, DimExpr) else e for e in self.symbolic_stride)
 
     # ------------------------------------------------------------------------------------------------------------------------------- roles
     def get_is_virtual(self) -> bool:

@@ -78,8 +78,9 @@ class Tuning(Planning):
         ``timeout_s`` is dropped. ``reuse``: take what the tuning database knows, without timing.
 
         The heuristic's plan is kept unless another one is faster by more than noise. The result goes to the tuning database. In deterministic mode
-        nothing is timed. Makes plans by heuristics first if there are none. NotSupportedError for the simulator, a described device, and packed
-        tensors without a pack; BuildError if no plan builds; ExecutionError if none gives right results; ValidationError, KindError for arguments.
+        nothing is timed. A graph with dims is tuned at their hints. Makes plans by heuristics first if there are none. NotSupportedError for the
+        simulator, a described device, and packed tensors without a pack; BuildError if no plan builds; ExecutionError if none gives right results;
+        ValidationError, KindError for arguments.
         """
         from graphdnn.plans import autotune as tuner
 
@@ -99,4 +100,7 @@ class Tuning(Planning):
                     self.build_operation_graph()
                 self.create_execution_plans([heur_mode.A, heur_mode.FALLBACK])
             plans = self._choosable()
-            return tuner.heuristic(plans) if self._deterministic() else tuner.tune(plans, pack, workspace, options)
+            tuned = tuner.heuristic(plans) if self._deterministic() else tuner.tune(plans, pack, workspace, options)
+            if self.dims:
+                plans.build_at(plans.chosen_index, self._shaped)
+            return tuned

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from graphdnn.ir.extent import varies
+
 
 @dataclass(frozen=True, slots=True)
 class Var:
@@ -93,9 +95,14 @@ def bounds(e: Linear | Atom) -> tuple[int, int]:
 
 def _split(e: Linear, by: int) -> tuple[Linear, Linear]:
     """``e`` = by * first + second, with all of ``e`` that is divisible by ``by`` in the first."""
-    whole = Linear(tuple((a, c // by) for a, c in e.terms if c % by == 0), e.const // by)
-    rest = Linear(tuple((a, c) for a, c in e.terms if c % by), e.const % by)
+    whole = Linear(tuple((a, c // by) for a, c in e.terms if _divides(by, c)), e.const // by)
+    rest = Linear(tuple((a, c) for a, c in e.terms if not _divides(by, c)), e.const % by)
     return whole, rest
+
+
+def _divides(by: int, factor: int) -> bool:
+    """Whether ``factor`` is a multiple of ``by``, and would be if an extent that varies were not 1."""
+    return factor % by == 0 and (not varies(by) or int(by) != 1 or varies(factor))
 
 
 def divide(e: Linear, by: int) -> Linear:
@@ -142,8 +149,12 @@ def depends(e: Linear, v: Var) -> bool:
 
 
 def slope(e: Linear, v: Var) -> float:
-    """How fast ``e`` grows with ``v`` from one value to the next, with quotients as real numbers."""
-    return sum(c * (float(a == v) if isinstance(a, Var) else slope(a.of, v) / (a.by if isinstance(a, Quotient) else 1)) for a, c in e.terms)
+    """How fast ``e`` grows with ``v`` from one value to the next, with quotients as real numbers. A factor 1 that varies counts as more than 1."""
+    total = 0.0
+    for a, c in e.terms:
+        steps = float(a == v) if isinstance(a, Var) else slope(a.of, v) / (a.by if isinstance(a, Quotient) else 1)
+        total += steps * (1.5 if varies(c) and int(c) == 1 else c)
+    return total
 
 
 def lane_step(e: Linear, v: Var, width: int) -> int | None:

@@ -277,13 +277,11 @@ def _compact(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _keys(graph: GraphText) -> dict[TensorDecl, int | str]:
-    keys: dict[TensorDecl, int | str] = {}
-    taken: set[str] = {str(t.uid) for t in graph.tensors if t.uid is not None}
-    for decl in graph.tensors:
-        if decl.uid is not None:
-            keys[decl] = decl.uid
-            continue
+def keys_of(graph: GraphText) -> dict[TensorDecl, int | str]:
+    """The keys under which the text has its tensors."""
+    keys: dict[TensorDecl, int | str] = {t: t.uid for t in graph.tensors if t.uid is not None}
+    taken: set[str] = {str(uid) for uid in keys.values()}
+    for decl in (t for t in graph.tensors if t.uid is None):
         key, n = decl.name, 0
         while key in taken:
             n += 1
@@ -311,7 +309,7 @@ def _node_object(node: NodeDecl, keys: Mapping[TensorDecl, int | str], graph: Gr
 
 def dumps(graph: GraphText) -> str:
     """The text of a graph."""
-    keys = _keys(graph)
+    keys = keys_of(graph)
     context = {
         "name": "",
         "io_data_type": _name(graph.io),

@@ -17,7 +17,7 @@ def packed(dim: Sequence[int], order: Sequence[int] | None = None) -> Dims:
     stride, step = [0] * len(dim), 1
     for a in axes:
         stride[a] = step
-        step *= max(dim[a], 1)
+        step = step * (dim[a] or 1)
     return tuple(stride)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from graphdnn.ir.extent import varies
 from graphdnn.ir.index import ZERO, Index, Var, atoms, broadcast, equal, reshaped, substitute, var
 from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
@@ -120,9 +121,10 @@ def of_lines(space: Dims, axes: Iterable[int], columns: int | None) -> bool:
 
 
 def row_by_row(space: Dims, axes: Iterable[int], rows: int) -> bool:
-    """Whether rows are short enough to be walked twice, and at least ``rows`` of them run side by side."""
+    """Whether rows are short enough to be walked twice, and at least ``rows`` of them run side by side; how many there are does not count where it
+    differs from call to call."""
     total, row = math.prod(space), math.prod(space[a] for a in axes)
-    return 0 < row <= ROW and (total // row >= rows or total <= SMALL)
+    return 0 < row <= ROW and (total // row >= rows or total <= SMALL or any(varies(d) for d in space))
 
 
 def broadcasts(dim: Dims, space: Dims) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphdnn.codegen.recipes import listings, mapped
-from graphdnn.codegen.spec import Arg, Buffer, Check, Groups, KernelSpec, Launch, Memset, Panels, Recipe, Step, TensorMap
+from graphdnn.codegen.recipes import launches, listings, mapped
+from graphdnn.codegen.spec import Arg, Buffer, Check, Groups, KernelSpec, Memset, Panels, Recipe, Step, TensorMap
 from graphdnn.dtypes import info
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
@@ -113,17 +113,6 @@ def _step(step: Step, numbers: Sequence[int], base: int) -> Step:
         return Buffer("workspace", 0, b.offset + base) if b.kind == "workspace" and b.index == SCRATCH else b
 
     return mapped(step, buffer, numbers.__getitem__)
-
-
-def launches(recipe: Recipe) -> list[Launch]:
-    """Every launch of a recipe, those inside panels too."""
-    found: list[Launch] = []
-    for s in recipe.steps:
-        if isinstance(s, Launch):
-            found.append(s)
-        elif isinstance(s, Panels | Groups):
-            found.extend(x for x in (s.pack_b, s.pack_a, s.epilogue) if x is not None)
-    return found
 
 
 def arg_buffer(arg: Arg) -> Buffer | None:

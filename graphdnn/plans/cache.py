@@ -11,7 +11,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,8 @@ from graphdnn.plans.disk import Counters, DiskCache, counters, disk, pack, unpac
 if TYPE_CHECKING:
     from graphdnn.targets.base import Target
 
-__all__ = ["Counters", "DiskCache", "Kernel", "KernelStore", "counters", "disk", "get", "kernel_key", "listeners", "memory", "pack", "tell", "unpack"]
+__all__ = ["Counters", "DiskCache", "Kernel", "KernelStore", "Stats", "because", "counters", "disk", "get", "kernel_key", "listeners", "memory"]
+__all__ += ["pack", "stats", "tell", "unpack"]
 
 listeners: list[Callable[[str], None]] = []
 """Called with one line of text when a compilation starts and when it ends, and at the steps of a tuning (progress of the command line)."""
@@ -69,6 +72,38 @@ class KernelStore:
 
 
 memory = KernelStore()
+_reason: ContextVar[str] = ContextVar("reason", default="a plan was built")
+
+
+@contextmanager
+def because(reason: str) -> Iterator[None]:
+    """What is compiled in the block is counted under ``reason``."""
+    token = _reason.set(reason)
+    try:
+        yield
+    finally:
+        _reason.reset(token)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What this process has compiled and found, kernel by kernel: ``compilations`` and the ``compile_seconds`` spent in them, by ``reasons``;
+    ``memory_hits`` and ``disk_hits``: kernels that were there; ``damaged``: entries of the disk cache that were thrown away."""
+
+    compilations: int
+    compile_seconds: float
+    reasons: dict[str, int]
+    memory_hits: int
+    disk_hits: int
+    damaged: int
+
+
+def stats() -> Stats:
+    """Counts of this process so far."""
+    c = counters
+    return Stats(c.misses, c.compile_s, dict(c.reasons), c.memory_hits, c.disk_hits, c.damaged)
+
+
 os.register_at_fork(after_in_child=lambda: setattr(memory, "_lock", threading.Lock()))
 
 
@@ -158,6 +193,7 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
     from graphdnn.codegen import render
 
     counters.misses += 1
+    counters.reasons[_reason.get()] = counters.reasons.get(_reason.get(), 0) + 1
     tell(f"compiling {spec.name} for {target.name}")
     start = time.perf_counter()
     try:

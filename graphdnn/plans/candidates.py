@@ -108,32 +108,43 @@ def create(
     return plans
 
 
+def partition(graph: OperationGraph, device: DeviceProps, label: str, engines: Sequence[Engine] = ()) -> Partition:
+    """The partition that a candidate's ``label`` stands for; ``engines``: those that "split" asks which regions they do not take."""
+    if label == "unfused":
+        return regions.unfused(graph)
+    forced: frozenset[int] = frozenset()
+    if label.startswith("cut"):
+        forced = frozenset((int(label[3:]),))
+    elif label == "split":
+        whole = partition(graph, device, "")
+        stuck = [r for r in whole.regions if not any(e.candidates(graph, r, device) for e in engines)]
+        forced = frozenset(t for r in stuck for n in r.nodes for t in graph.nodes[n].output_ids)
+    rows = device.cores if device.kind == "cpu" else places.ROWS
+    return views.seen(graph, regions.partition(graph, forced, label == "sums", rows))
+
+
 def _surveys(graph: OperationGraph, device: DeviceProps, engines: Sequence[Engine]) -> list[tuple[str, Survey]]:
     """Surveys with their labels: maximal regions, those with sums of a matmul's rows and columns inside, cuts that engines asked for, single ops for
     regions that nobody takes, single ops throughout."""
-    rows = device.cores if device.kind == "cpu" else places.ROWS
+    found: list[tuple[str, Survey]] = []
+    seen: set[tuple[Region, ...]] = set()
 
-    def cut(forced: frozenset[int] = frozenset(), sums: bool = False) -> Partition:
-        return views.seen(graph, regions.partition(graph, forced, sums, rows))
+    def add(label: str) -> Survey | None:
+        cut = partition(graph, device, label, engines)
+        if cut.regions in seen:
+            return None
+        seen.add(cut.regions)
+        found.append((label, survey(graph, cut, device, engines, label)))
+        return found[-1][1]
 
-    whole = cut()
-    first = survey(graph, whole, device, engines)
-    found = [("", first)]
-    seen = {whole.regions}
-
-    def add(label: str, partition: Partition) -> None:
-        if partition.regions not in seen:
-            seen.add(partition.regions)
-            found.append((label, survey(graph, partition, device, engines, label)))
-
-    add("sums", cut(sums=True))
+    first = add("")
+    assert first is not None, "nothing was seen before"
+    add("sums")
     for t in first.cuts[:MAX_CUTS]:
-        add(f"cut{t}", cut(frozenset((t,))))
+        add(f"cut{t}")
     if not any(s.complete for _, s in found):
-        stuck = [r for r, row in zip(whole.regions, first.options, strict=True) if not row]
-        stored = frozenset(t for r in stuck for n in r.nodes for t in graph.nodes[n].output_ids)
-        add("split", cut(stored))
-    add("unfused", regions.unfused(graph))
+        add("split")
+    add("unfused")
     return found
 
 

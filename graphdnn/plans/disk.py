@@ -34,13 +34,14 @@ _HEADER = struct.Struct("<8s32sI")
 
 @dataclass
 class Counters:
-    """What the cache did in this process. ``compile_s`` is seconds spent in rendering and compiling."""
+    """What the cache did in this process. ``misses`` are compilations, ``compile_s`` the seconds spent in them, ``reasons`` why they were needed."""
 
     memory_hits: int = 0
     disk_hits: int = 0
     misses: int = 0
     damaged: int = 0
     compile_s: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
 
 
 counters = Counters()

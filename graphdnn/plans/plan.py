@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Owned = tuple[tuple[int, ...], ...]
 """For each region the indexes of its kernels in the recipe."""
+Lowered = tuple[Recipe, Owned]
 
 
 class _Ranged(Executable):
@@ -104,8 +105,11 @@ class ExecutionPlan:
         kernels: tuple[Kernel, ...] | None = None,
         candidate: Candidate | None = None,
         store: KernelStore | None = None,
+        shaped: bool = False,
     ) -> None:
-        """Use :meth:`of`, or ``serialize.load``. ``kernels``: compiled before. ``candidate``: what the plan was made from, where that is known."""
+        """Use :meth:`of`, or ``serialize.load``. ``kernels``: compiled before. ``candidate``: what the plan was made from, where that is known.
+        ``shaped``: the plan is for one shape of a graph with dims."""
+        self.shaped = shaped
         self.graph = graph
         self.device = device
         self.partition = partition
@@ -127,8 +131,10 @@ class ExecutionPlan:
         self._lock = threading.RLock()
 
     @classmethod
-    def of(cls, graph: OperationGraph, device: DeviceProps, candidate: Candidate, store: KernelStore | None = None) -> ExecutionPlan:
-        """The plan of a candidate. Lowers nothing yet."""
+    def of(
+        cls, graph: OperationGraph, device: DeviceProps, candidate: Candidate, store: KernelStore | None = None, lowered: Lowered | None = None
+    ) -> ExecutionPlan:
+        """The plan of a candidate. Lowers nothing yet. ``lowered``: what it is lowered to, where that is not what its engines say."""
         choices = tuple(Choice(o.engine.id, o.engine.name, o.index, repr(o.knobs), o.cost) for o in candidate.options)
         return cls(
             graph,
@@ -138,10 +144,18 @@ class ExecutionPlan:
             candidate.name,
             candidate.cost,
             candidate.numeric_notes,
-            lambda: assemble(graph, device, candidate),
+            lambda: lowered or assemble(graph, device, candidate),
             candidate=candidate,
             store=store,
+            shaped=lowered is not None,
         )
+
+    @property
+    def candidate(self) -> Candidate:
+        """What the plan was made from. BuildError for a loaded plan."""
+        if self._candidate is None:
+            raise BuildError(explain(f"plan '{self.name}' was loaded: its engines are not known", fix="build the graph again"))
+        return self._candidate
 
     @property
     def algorithms(self) -> dict[int, FastConv]:

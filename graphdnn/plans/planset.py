@@ -226,8 +226,10 @@ class PlanSet:
             if not self._plans or all(self.obstacle(i) for i in range(len(self._plans))):
                 raise self.nothing_left("no plan has been created" if not self._plans else "every plan was rejected or deselected")
 
-    def build(self, policy: Any = "HEURISTICS_CHOICE") -> None:
+    def build(self, policy: Any = "HEURISTICS_CHOICE", make: Callable[[ExecutionPlan], ExecutionPlan] = ExecutionPlan.build) -> None:
         """Build the first plan that builds (HEURISTICS_CHOICE) or all that build (ALL); the first becomes the chosen one.
+
+        ``make`` builds a plan, and may put another in its place.
 
         A plan that does not compile is noted among the rejections, and in the log only as debug: another one takes its place. NotSupportedError if no
         plan could be tried, BuildError that lists every plan that was if none compiled.
@@ -240,7 +242,7 @@ class PlanSet:
                 if self.obstacle(i):
                     continue
                 try:
-                    plan.build()
+                    self._plans[i] = make(plan)
                 except GraphError as error:
                     failures.append((plan.name, error))
                     self._failed(i, error)
@@ -255,14 +257,14 @@ class PlanSet:
                 raise BuildError(f"no plan could be built: {failures[-1][1]}\ntried:{tried}{self._facts()}") from failures[-1][1]
             self._chosen = first
 
-    def build_at(self, index: int) -> None:
+    def build_at(self, index: int, make: Callable[[ExecutionPlan], ExecutionPlan] = ExecutionPlan.build) -> None:
         """Build the plan at ``index`` and choose it. BuildError for a bad index or what does not compile, NotSupportedError for a deselected one."""
         with self._lock:
             plan = self.plan_at(index)
             why = self.obstacle(int(index))
             if why:
                 raise NotSupportedError(explain(f"plan {int(index)} ({plan.name}) cannot be used: {why}"))
-            plan.build()
+            self._plans[int(index)] = make(plan)
             self._chosen = int(index)
 
     def _failed(self, index: int, error: GraphError) -> None:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from graphdnn import device as devices
 from graphdnn import log, targets
 from graphdnn._version import __version__
+from graphdnn.codegen.recipes import launches
 from graphdnn.codegen.spec import Binary, Buffer, DescriptorParam, Launch, PointerParam, Recipe, ScalarParam, TensorMap, TensorScalar
 from graphdnn.device import DeviceProps
-from graphdnn.errors import SerializationError, ValidationError, explain
+from graphdnn.errors import NotSupportedError, SerializationError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
 from graphdnn.plans import bundle, codec, heuristics
-from graphdnn.plans.assemble import buffers, launches
+from graphdnn.plans.assemble import buffers
 from graphdnn.plans.cache import Kernel
 from graphdnn.plans.container import refuse, seal, unseal
 from graphdnn.plans.heuristics import Option
@@ -38,7 +39,10 @@ _NUMBER = (int, float)
 
 
 def dump(plan: ExecutionPlan) -> bytes:
-    """The plan as bytes. BuildError if it is not built."""
+    """The plan as bytes. BuildError if it is not built, NotSupportedError for one shape of a graph with dims."""
+    if plan.shaped:
+        rule, fix = "a plan file holds a plan for one shape", "store str(graph), and build that: its kernels come from the disk cache"
+        raise NotSupportedError(explain(rule, expected="a graph of fixed shapes", found="a graph with dims", fix=fix))
     kernels, blobs = [], []
     for k in plan.kernels:
         text, code = k.source.encode(), k.binary.code

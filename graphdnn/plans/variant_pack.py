@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from graphdnn.codegen.recipes import launches
 from graphdnn.codegen.spec import PointerParam, Recipe, TensorScalar
 from graphdnn.dtypes import data_type, info
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
 from graphdnn.plans import buffers, scalars
-from graphdnn.plans.assemble import arg_buffer, bytes_below, launches, tensor_bytes
+from graphdnn.plans.assemble import arg_buffer, bytes_below, tensor_bytes
 from graphdnn.plans.assemble import buffers as named_buffers
 from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
 from graphdnn.plans.overlap import disjoint

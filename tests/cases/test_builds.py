@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphdnn
-from graphdnn import data_type, norm_forward_phase
+from graphdnn import data_type, heur_mode, norm_forward_phase
 from graphdnn.plans import disk
 from tests.buffers import Guarded
 from tests.helpers import built
@@ -125,6 +125,22 @@ def test_D1_a_plan_for_one_row_runs_five():
         workspace = np.empty(max(g.get_workspace_size(), 1 << 16), np.uint8)
         g.execute({a: left, b: right, c: out}, workspace, override_uids=[a.get_uid(), c.get_uid()], override_shapes=shapes, override_strides=strides)
         np.testing.assert_allclose(out, left @ right, rtol=1e-5, atol=1e-6)
+
+
+def test_D1_D3_one_kernel_for_every_size_and_its_range_is_told():
+    rows = graphdnn.Dim("rows", 0, 3000)
+    g = graphdnn.pygraph(io_data_type=data_type.FLOAT, compute_data_type=data_type.FLOAT, device="cpu")
+    x = g.tensor(name="x", dim=[rows, 33], layout="row")
+    g.tanh(g.add(x, 0.765432)).set_output(True).set_name("y")
+    before = graphdnn.stats().compilations
+    g.build([heur_mode.A])
+    assert [(d.min, d.max) for d in g.dims.values()] == [(0, 3000)]
+    for n in (128, 256, 1, 0, 2999, 37):
+        data, out = np.random.default_rng(n).standard_normal((n, 33)).astype(np.float32), np.full((n, 33), np.nan, np.float32)
+        g.execute({"x": data, "y": out}, None)
+        np.testing.assert_allclose(out, np.tanh(data + np.float32(0.765432)), rtol=1e-5, atol=1e-6)
+    made = graphdnn.stats()
+    assert made.compilations - before <= 2 and any("form" in reason for reason in made.reasons)
 
 
 def test_D3_a_graph_built_again_compiles_nothing():

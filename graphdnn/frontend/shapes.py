@@ -1,0 +1,251 @@
+"""A graph with dims: the values that a call gives them, and the plan for these values."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphdnn import targets
+from graphdnn.errors import ExecutionError, GraphError, ValidationError, explain
+from graphdnn.frontend.declare import Declarations, take_back
+from graphdnn.frontend.symbols import Dim, DimExpr, collected, parsed
+from graphdnn.frontend.tensor import as_integer
+from graphdnn.frontend.tensor import tensor as Tensor
+from graphdnn.ir import jsontext
+from graphdnn.ir.extent import Extent
+
+if TYPE_CHECKING:
+    from graphdnn.frontend.pygraph import pygraph
+    from graphdnn.ir.opgraph import OperationGraph
+    from graphdnn.plans.dynamic import ShapePlans, Values
+    from graphdnn.plans.plan import ExecutionPlan
+
+CORNERS = 4
+"""Of so many dims every combination of smallest and largest extent is looked at for the workspace; with more only all small and all large."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that tells values: keys under which a pack may hold it, and its extents."""
+
+    tensor: Tensor
+    keys: tuple[Any, ...]
+    shape: tuple[DimExpr | int, ...]
+
+
+class Shapes(Declarations):
+    """What a graph does with the dims in its declarations. ``_shape_plans``: by name of a plan of the list."""
+
+    _device: Any
+    _opgraph: Any
+    _filled: list[tuple[Any, str, Any, Any]]
+    _shape_plans: dict[str, ShapePlans]
+    _sources: tuple[Source, ...] | None
+
+    def _twin(self) -> pygraph:
+        """A copy of the declarations, without what passes have filled in and without plans."""
+        twin: pygraph = object.__new__(type(self))  # type: ignore[assignment]
+        twin.__dict__.update(copy.deepcopy(self._state(False) | {"_opgraph": None}))
+        take_back(twin._filled)
+        twin._filled = []
+        return twin
+
+    def _state(self, with_plan: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------------------------------------------------- the dims
+    # ------------------------------------------------------------------------------------------------------------------------------- text
+    def _text_with_dims(self) -> str:
+        """The JSON text of what was declared, with ranges in "dims" and extents and strides of tensors as texts in "extents". What passes filled in
+        is left out: it belongs to one shape."""
+        graph = self._twin()._text()
+        whole = json.loads(jsontext.dumps(graph))
+        whole["dims"] = {n: {"min": d.min, "max": d.max, "multiple_of": d.multiple_of, "hint": d.hint} for n, d in self.dims.items()}
+        whole["extents"] = {}
+        for t, key in jsontext.keys_of(graph).items():
+            shapes = {"dim": t.symbolic_dim, "stride": t.symbolic_stride} if isinstance(t, Tensor) else {}
+            texts = {k: [str(e) for e in v] for k, v in shapes.items() if v is not None}
+            whole["extents"] |= {str(key): texts} if texts else {}
+        return json.dumps(whole, sort_keys=True, separators=(",", ":"))
+
+    def _take_dims(self, text: str) -> None:
+        """The dims of such a text. ValidationError for what is malformed or does not belong to the tensors."""
+        whole = json.loads(text)
+        if "dims" not in whole and "extents" not in whole:
+            return
+        try:
+            dims = {n: Dim(n, d["min"], d["max"], multiple_of=d["multiple_of"], hint=d["hint"]) for n, d in whole["dims"].items()}
+            tensors = dict(zip(whole["tensors"], self._tensors, strict=True))
+            for key, shapes in whole["extents"].items():
+                t, before = tensors[key], (tensors[key].dim, tensors[key].stride)
+                if "dim" in shapes:
+                    t.set_dim([parsed(e, dims) for e in shapes["dim"]])
+                if "stride" in shapes:
+                    t.set_stride([parsed(e, dims) for e in shapes["stride"]])
+                if (t.dim, t.stride) != before:
+                    raise ValueError(f"extents of '{t.name}' at their hints are not its dims and strides")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found = f"{type(error).__name__}: {str(error)[:80]}"
+            raise ValidationError(explain("the dims of the graph text are malformed", expected="the text of str(graph)", found=found)) from error
+
+    @property
+    def dims(self) -> dict[str, Dim]:
+        """The dims that tensors of the graph are declared with, by name; empty for a graph of fixed shapes."""
+        return collected(shape for t in self._tensors for shape in (t.symbolic_dim, t.symbolic_stride) if shape is not None)
+
+    def _graph_at(self, values: Values) -> OperationGraph:
+        """The operation graph for values of the dims."""
+        named = dict(zip(self.dims, values, strict=True))
+        try:
+            return self._frozen_at({n: Extent(v) for n, v in named.items()})
+        except GraphError:  # an extent of 1 means something to an op (it is broadcast), or the shape is wrong, and then this says so
+            return self._frozen_at(named)
+
+    def _frozen_at(self, named: Mapping[str, int]) -> OperationGraph:
+        twin = self._twin()
+        for t in twin._tensors:
+            t.at(named)
+        twin.build_operation_graph()
+        assert twin._opgraph is not None, "it was built"
+        return twin._opgraph
+
+    def _neighbours(self, values: Values, odd: bool) -> list[Values]:
+        """Other shapes, which show what numbers change with a dim: every dim smaller in its own way, each dim alone smaller, and alone small; as
+        round as ``values`` may be, or (``odd``) of odd extents."""
+        dims = list(self.dims.values())
+        found = [tuple(_moved(d, v, odd, 3 * i + 1) for i, (d, v) in enumerate(zip(dims, values, strict=True)))]
+        for i, d in enumerate(dims):
+            found += [(*values[:i], n, *values[i + 1 :]) for n in (_moved(d, values[i], odd, 2), _small(d, odd))]
+        return list(dict.fromkeys(found))
+
+    def _shaped(self, plan: ExecutionPlan) -> ExecutionPlan:
+        """The plan of the list, built for the dims' hints with kernels that other extents can use; for a graph of fixed shapes just built."""
+        dims = self.dims
+        if not dims:
+            return plan.build()
+        from graphdnn.plans.dynamic import ShapePlans
+
+        hints = tuple(d.hint for d in dims.values())
+        plans = ShapePlans(plan.device, plan.candidate, self._graph_at, self._neighbours, hints)
+        made = plans.plan(hints)
+        self._shape_plans[made.name] = plans
+        return made
+
+    def _largest_workspace(self, plan: ExecutionPlan) -> int:
+        """Bytes that any shape in the dims' ranges may need, as far as the smallest and largest extents show."""
+        plans = self._shape_plans.get(plan.name)
+        if plans is None:
+            return plan.workspace_bytes
+        return plans.largest([(d.min, d.max, d.multiple_of) for d in self.dims.values()])
+
+    # ------------------------------------------------------------------------------------------------------------------- values of a call
+    def _for_call(self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int) -> ExecutionPlan:
+        """The plan for the shapes in ``pack``. ExecutionError where it would have to be made while the stream is captured."""
+        plans = self._shape_plans.get(plan.name)
+        if plans is None:
+            if given:
+                raise ValidationError(explain("the graph has no dims", expected="a graph of fixed shapes takes no dims", found=repr(given)[:80]))
+            return plan
+        values = self._values(pack, given or {})
+        if not plans.known(values) and targets.get(plan.device).capturing(stream):
+            named = dict(zip(self.dims, values, strict=True))
+            raise ExecutionError(
+                explain(
+                    "a plan for another shape is made when it is first needed, and the stream is being captured",
+                    expected="a shape that was executed before the capture",
+                    found=", ".join(f"{n} = {v}" for n, v in named.items()),
+                    fix="execute once with this shape before the capture",
+                )
+            )
+        return plans.plan(values)
+
+    def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int]) -> Values:
+        """Extents of the dims, from ``given`` and from the shapes of the arrays. ValidationError for one that is missing, contradicted, or outside
+        its range."""
+        dims = self.dims
+        found: dict[str, tuple[int, str]] = {}
+        for key, value in given.items():
+            name = key.name if isinstance(key, Dim) else key
+            if name not in dims:
+                raise ValidationError(explain("no such dim", expected=f"one of {list(dims)}", found=repr(name)))
+            found[name] = (as_integer(f"dim '{name}'", value), "dims")
+        sources = self._sources
+        if sources is None:
+            sources = self._sources = tuple(self._told_by())
+        shapes = [(s, shape) for s in sources if (shape := _shape(s, pack)) is not None]
+        for s, shape in shapes:
+            for e, n in zip(s.shape, shape, strict=True):
+                if isinstance(e, Dim):
+                    first = found.setdefault(e.name, (n, f"'{s.tensor.name}'"))
+                    if first[0] != n:
+                        raise _contradiction(e.name, first, n, s.tensor.name)
+        for name, dim in dims.items():
+            if name not in found:
+                fix = f"execute(..., dims={{'{name}': ...}}), or arrays of the declared rank instead of addresses"
+                rule = f"the extent of dim '{name}' is not known"
+                raise ValidationError(explain(rule, expected="an array whose shape tells it", found="none", fix=fix))
+            dim.check(*found[name])
+        named = {n: v for n, (v, _) in found.items()}
+        for s, shape in shapes:
+            _check_shape(s, shape, named)
+        return tuple(named[n] for n in dims)
+
+    def _told_by(self) -> list[Source]:
+        made = []
+        for t in self._tensors:
+            if t.symbolic_dim is not None and not t.virtual and not t.by_value:
+                made.append(Source(t, tuple(k for k in (t, t.uid, t.name or None) if k is not None), t.symbolic_dim))
+        return made
+
+
+def _shape(source: Source, pack: Mapping[Any, Any]) -> Sequence[int] | None:
+    """Shape of the array that the pack holds for a tensor; None for an address, for packed types and for another rank."""
+    for key in source.keys:
+        if key in pack:
+            shape = getattr(pack[key], "shape", None)
+            return shape if shape is not None and len(shape) == len(source.shape) else None
+    return None
+
+
+def _check_shape(source: Source, shape: Sequence[int], named: Mapping[str, int]) -> None:
+    wanted = [e.value(named) if isinstance(e, DimExpr) else e for e in source.shape]
+    if list(shape) != wanted and not (_packed(source) and list(shape[:-1]) == wanted[:-1]):
+        values = ", ".join(f"{n} = {v}" for n, v in named.items())
+        raise ValidationError(
+            explain(
+                f"the array for '{source.tensor.name}' has another shape than the dims say",
+                tensor=source.tensor.name,
+                expected=f"{wanted} ({values})",
+                found=list(shape),
+            )
+        )
+
+
+def _packed(source: Source) -> bool:
+    from graphdnn.dtypes import info
+
+    return info(source.tensor.dtype).bits < 8
+
+
+def _contradiction(name: str, first: tuple[int, str], second: int, tensor: str) -> ValidationError:
+    rule = f"dim '{name}' is bound to two extents"
+    return ValidationError(explain(rule, tensor=tensor, expected=f"{first[0]} (from {first[1]})", found=f"{second} (from '{tensor}')"))
+
+
+def _moved(dim: Dim, value: int, odd: bool, by: int) -> int:
+    """Another extent of ``dim`` near ``value``."""
+    step = dim.multiple_of if odd else max(dim.multiple_of, 64 // dim.multiple_of * dim.multiple_of)
+    shift = (2 * by if value % 2 else 2 * by - 1) if odd else by
+    for moved in (value - shift * step, value + shift * step, value - step, value + step):
+        if max(dim.min, 2) <= moved <= dim.max:
+            return moved
+    return value
+
+
+def _small(dim: Dim, odd: bool) -> int:
+    """A small extent of ``dim``: the smallest above 0, or (not ``odd``) the smallest multiple of 8."""
+    step = dim.multiple_of if odd or dim.multiple_of >= 8 else 8 // dim.multiple_of * dim.multiple_of
+    return min(-(-max(dim.min, 1) // step) * step, dim.max // dim.multiple_of * dim.multiple_of)

@@ -1,0 +1,180 @@
+"""Plans of one graph for many shapes, few of which need a compilation.
+
+A shape gets a plan of its own: its graph is lowered for it (milliseconds of Python, kept for the next call), with the engines and knobs of a *line*,
+and the kernels are those of the line's forms (codegen/parametric.py), compiled when the first shape needs them. The first line is the plan that the
+heuristics chose for the typical shape. A shape that its engines refuse (an extent that TMA cannot address) or whose kernel would have another form
+goes to a *general* line, which promises nothing about the alignment of rows, so that one form serves all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from graphdnn.codegen.parametric import Forms, launched, parametric
+from graphdnn.codegen.spec import Recipe
+from graphdnn.codegen.tape import TapeTooLong
+from graphdnn.dtypes import info
+from graphdnn.engines import ENGINES
+from graphdnn.ir.opgraph import OperationGraph
+from graphdnn.passes.regions import Partition
+from graphdnn.plans import cache, candidates, heuristics
+from graphdnn.plans.assemble import assemble
+from graphdnn.plans.heuristics import Candidate, Option
+from graphdnn.plans.plan import ExecutionPlan, Owned
+
+if TYPE_CHECKING:
+    from graphdnn.device import DeviceProps
+    from graphdnn.engines.base import Engine
+    from graphdnn.plans.cache import KernelStore
+
+Values = tuple[int, ...]
+"""Values of the symbols, in their order."""
+MAX_PLANS = 512
+"""Plans kept; the oldest goes first."""
+FIRST_FORMS = 1
+"""So many sets of forms the first line may have before other shapes go to a general one: what is fast stays fast, and compilations stay few."""
+
+
+@dataclass
+class Line:
+    """Engines and knobs for each region of the partition ``label``. ``general``: rows are aligned to elements only. ``grown``: how often a shape
+    brought a form that was new."""
+
+    label: str
+    choices: tuple[tuple[Engine, Any], ...]
+    general: bool
+    grown: int = 0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A line on the graph of one shape."""
+
+    line: Line
+    graph: OperationGraph
+    candidate: Candidate
+    recipe: Recipe
+    owned: Owned
+
+
+class ShapePlans:
+    """Plans of a graph by the values of its symbols. Threads may share it."""
+
+    def __init__(
+        self,
+        device: DeviceProps,
+        first: Candidate,
+        graph_at: Callable[[Values], OperationGraph],
+        neighbours: Callable[[Values, bool], Sequence[Values]],
+        typical: Values,
+        store: KernelStore | None = None,
+    ) -> None:
+        """``first``: the chosen plan for the shape ``typical``. ``graph_at``: the graph for values of the symbols. ``neighbours``: other
+        shapes, which show what numbers change, as round as the given one or (True) as odd as they may be."""
+        self._device, self._graph_at, self._neighbours = device, graph_at, neighbours
+        self._typical, self._store = typical, store
+        self.forms = Forms()
+        self._largest: int | None = None
+        self.lines = [Line(first.label, tuple((o.engine, o.knobs) for o in first.options), False)]
+        self._plans: dict[Values, ExecutionPlan] = {}
+        self._lock = threading.RLock()
+
+    def plan(self, values: Values) -> ExecutionPlan:
+        """The built plan for these values. Raises what building a graph of this shape raises."""
+        found = self._plans.get(values)
+        if found is None:
+            with self._lock:
+                found = self._plans.get(values)
+                if found is None:
+                    while len(self._plans) >= MAX_PLANS:
+                        del self._plans[next(iter(self._plans))]
+                    before = len(self.forms.news)
+                    made = self._made(values)
+                    with cache.because(self.forms.news[-1] if len(self.forms.news) > before else "a plan was built"):
+                        found = self._plans[values] = made.build()
+        return found
+
+    def known(self, values: Values) -> bool:
+        """Whether the plan for these values is there: nothing is lowered, compiled or loaded for it."""
+        return values in self._plans
+
+    def largest(self, ranges: Sequence[tuple[int, int, int]]) -> int:
+        """Bytes of workspace that the lines need for the largest shape: ``ranges`` are smallest and largest value and step of each symbol."""
+        with self._lock:
+            if self._largest is None:
+                graph = self._graph_at(tuple(high // step * step for _, high, step in ranges))
+                fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None]
+                self._largest = max((f.recipe.workspace for f in fitted), default=0)
+            return self._largest
+
+    def _made(self, values: Values) -> ExecutionPlan:
+        graph = self._graph_at(values)
+        if all(graph.tensors[o].size == 0 for o in graph.outputs):
+            return self._nothing(graph)
+        fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None]
+        chosen = next((f for f in fitted if self._known(f)), None) or self._grown(fitted, graph, values)
+        recipe, owned = parametric(chosen.recipe, chosen.owned, self.forms)
+        return ExecutionPlan.of(chosen.graph, self._device, chosen.candidate, self._store, lowered=(recipe, owned))
+
+    def _nothing(self, graph: OperationGraph) -> ExecutionPlan:
+        """The plan of a graph whose outputs have no elements: it checks its buffers and launches nothing."""
+        candidate = heuristics.candidate(Partition((), ()), [], self._device.kind)
+        return ExecutionPlan.of(graph, self._device, candidate, self._store, lowered=(Recipe((), ()), ()))
+
+    def _known(self, fitted: Fitted) -> bool:
+        return self.forms.known([fitted.recipe.kernels[k] for k in launched(fitted.recipe)])
+
+    def _grown(self, fitted: Sequence[Fitted], graph: OperationGraph, values: Values) -> Fitted:
+        """The line that takes the shape in: the first where its forms are there or it has few, else a general one, which is made if there is none."""
+        first = next((f for f in fitted if not f.line.general and (f.line.grown < FIRST_FORMS or self._formed(f))), None)
+        chosen = first or next((f for f in fitted if f.line.general), None) or self._general(graph)
+        chosen.line.grown += not self._formed(chosen)
+        for k in launched(chosen.recipe):
+            self.forms.kernel(chosen.recipe.kernels[k])
+        for other in self._neighbours(values, chosen.line.general):
+            near = self._fitted(chosen.line, self._graph_at(other))
+            for spec in () if near is None else (near.recipe.kernels[k] for k in launched(near.recipe)):
+                self.forms.learn(spec)
+        return chosen
+
+    def _formed(self, fitted: Fitted) -> bool:
+        return self.forms.formed([fitted.recipe.kernels[k] for k in launched(fitted.recipe)])
+
+    def _general(self, graph: OperationGraph) -> Fitted:
+        """A new general line: what the heuristics choose for a typical shape with odd extents, or, if ``graph`` does not fit that, for ``graph``."""
+        for model in (self._graph_at(self._neighbours(self._typical, True)[0]), graph):
+            best = candidates.create(_loosened(model), self._device).plan_at(0).candidate
+            line = Line(best.label, tuple((o.engine, o.knobs) for o in best.options), True)
+            found = self._fitted(line, graph)
+            if found is not None:
+                self.lines.append(line)
+                return found
+        raise AssertionError("a candidate of a graph fits this graph")
+
+    def _fitted(self, line: Line, graph: OperationGraph) -> Fitted | None:
+        """The line on ``graph``; None where its engines do not take it."""
+        graph = _loosened(graph) if line.general else graph
+        partition = candidates.partition(graph, self._device, line.label, ENGINES)
+        if len(partition.regions) != len(line.choices):
+            return None
+        options = []
+        for region, (engine, knobs) in zip(partition.regions, line.choices, strict=True):
+            if not engine.check(graph, region, self._device, knobs):
+                return None
+            cost = engine.cost(graph, region, self._device, knobs)
+            options.append(Option(engine, knobs, 0, cost, 1, engine.numeric_notes(graph, region, knobs)))
+        candidate = heuristics.candidate(partition, options, self._device.kind, line.label)
+        try:
+            recipe, owned = assemble(graph, self._device, candidate)
+        except TapeTooLong:
+            return None
+        return Fitted(line, graph, candidate, recipe, owned)
+
+
+def _loosened(graph: OperationGraph) -> OperationGraph:
+    """The graph with tensors that are aligned to their elements only."""
+    tensors = tuple(replace(t, alignment=min(t.alignment, max(1, info(t.dtype).bits // 8))) for t in graph.tensors)
+    return replace(graph, tensors=tensors)

@@ -1,0 +1,189 @@
+"""Dims: declaring, binding, texts and copies of graphs that have them, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphdnn
+from graphdnn import Dim, ExecutionError, KindError, NotSupportedError, ValidationError, data_type, heur_mode
+from graphdnn.frontend.symbols import parsed
+from graphdnn.ir.extent import Extent
+
+
+def graph(rows: Any, columns: Any = 8, **arguments: Any) -> Any:
+    g = graphdnn.pygraph(io_data_type=data_type.FLOAT, compute_data_type=data_type.FLOAT, device=arguments.pop("device", "cpu"), **arguments)
+    x = g.tensor(name="X", dim=[rows, columns], layout="row", uid=1)
+    y = g.tensor(name="Y", dim=[rows, 1], layout="row", uid=2)
+    g.relu(g.add(x, y)).set_output(True).set_name("Z").set_uid(3)
+    return g
+
+
+def arrays(rows: int, columns: int = 8) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    x, y = rng.standard_normal((rows, columns), np.float32), rng.standard_normal((rows, 1), np.float32)
+    return {"X": x, "Y": y, "Z": np.full((rows, columns), np.nan, np.float32)}
+
+
+def check(g: Any, rows: int, columns: int = 8, **arguments: Any) -> None:
+    pack = arrays(rows, columns)
+    g.execute(pack, None, **arguments)
+    assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+
+
+def test_arithmetic() -> None:
+    m, n = Dim("m", 1, 64), Dim("n", 0, 32)
+    e = 2 * m * n + n - 3
+    assert e.value({"m": 5, "n": 7}) == 74 and str(e) == "2*m*n + n + -3" and parsed(str(e), {"m": m, "n": n}) == e
+    assert m - m == m * 0 and str(m * 0) == "0" and hash(m + n) == hash(n + m)
+    with pytest.raises(KindError, match="added to and multiplied by"):
+        m * 1.5  # type: ignore[operator]
+    with pytest.raises(ValidationError, match="two different dims are called 'm'"):
+        m * Dim("m", 1, 65)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("m", 5, 4), ValidationError),
+        (("m", -1, 4), ValidationError),
+        (("m", 0, 2**31), ValidationError),
+        (("m", 1.0, 4), KindError),
+        (("2m", 0, 4), ValidationError),
+        ((7, 0, 4), KindError),
+    ],
+)
+def test_bad_ranges(arguments: tuple[Any, ...], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Dim(*arguments)
+    with pytest.raises(ValidationError, match="has no extent"):
+        Dim("m", 1, 7, multiple_of=8)
+    with pytest.raises(ValidationError, match="outside its range"):
+        Dim("m", 1, 7, hint=8)
+
+
+def test_hints() -> None:
+    assert [Dim("m", 0, n).hint for n in (0, 100, 4096, 100_000)] == [0, 100, 4096, 4096]
+    assert Dim("m", 5000, 9000, multiple_of=8).hint == 5000 and Dim("m", 1, 100, multiple_of=8).hint == 96
+
+
+def test_an_extent_that_varies_is_not_one() -> None:
+    one = Extent(1)
+    assert one != 1 and not one == 1 and one > 1 and not one <= 1 and 1 < one and one == Extent(1) and hash(one) == hash(1)
+    assert one >= 1 and one < 2 and Extent(5) == 5 and Extent(5) > 4.5 and not Extent(5) > 5
+    assert isinstance(1 * one, Extent) and isinstance(0 + one, Extent) and one + 1 == 2 and one * 0.5 == 0.5 and [7][one - 1] == 7
+
+
+def test_one_kernel_for_all_shapes() -> None:
+    g = graph(Dim("rows", 0, 100))
+    before = graphdnn.stats().compilations
+    g.build([heur_mode.A])
+    for rows in (100, 1, 0, 37, 2, 64):
+        check(g, rows)
+    after = graphdnn.stats()
+    assert after.compilations - before <= 3 and after.reasons["the first shape of a form of a kernel"] >= 1
+    assert g.get_workspace_size() == 0
+
+
+def test_values_are_told_by_arrays_or_given() -> None:
+    g = graph(Dim("rows", 1, 100))
+    g.build([heur_mode.A])
+    check(g, 12, dims={"rows": 12})
+    check(g, 13, dims={g.dims["rows"]: 13})
+    pack = arrays(9)
+    g.execute({k: v.ctypes.data for k, v in pack.items()}, None, dims={"rows": 9})
+    assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+    run = g.bind(pack)
+    pack["Z"][:] = np.nan
+    run()
+    assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "match"),
+    [
+        ({"Y": np.zeros((6, 1), np.float32)}, {}, "dim 'rows' is bound to two extents.*expected 5 .*'X'.*found 6 .*'Y'"),
+        ({}, {"dims": {"rows": 6}}, "bound to two extents"),
+        ({}, {"dims": {"columns": 6}}, "no such dim"),
+        ({"X": np.zeros((101, 8), np.float32), "Y": np.zeros((101, 1), np.float32)}, {}, "outside its range.*expected 1 to 100.*found 101 in 'X'"),
+        ({"X": np.zeros((5, 9), np.float32)}, {}, r"another shape than the dims say.*expected \[5, 8\] \(rows = 5\).*found \[5, 9\]"),
+        ({"X": 1 << 20, "Y": 1 << 20, "Z": 1 << 20}, {}, "the extent of dim 'rows' is not known"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], arguments: dict[str, Any], match: str) -> None:
+    g = graph(Dim("rows", 1, 100))
+    g.build([heur_mode.A])
+    pack = arrays(5) | change
+    with pytest.raises(ValidationError, match=match):
+        g.execute(pack, None, **arguments)
+    if "Z" not in change:
+        assert np.isnan(pack["Z"]).all()
+
+
+def test_a_graph_of_fixed_shapes_takes_no_dims() -> None:
+    g = graph(5)
+    g.build([heur_mode.A])
+    with pytest.raises(ValidationError, match="the graph has no dims"):
+        g.execute(arrays(5), None, dims={"rows": 5})
+
+
+def test_a_dim_is_no_integer_elsewhere() -> None:
+    g = graphdnn.pygraph(device="cpu")
+    x = g.tensor(dim=[4, 4], layout="row")
+    with pytest.raises((KindError, ValidationError)):
+        g.slice(x, [slice(0, Dim("n")), slice(0, 4)])
+
+
+def test_the_text_keeps_the_dims() -> None:
+    g = graph(Dim("rows", 0, 100), Dim("columns", 1, 40, multiple_of=4))
+    g.validate()
+    again = graphdnn.pygraph(device="cpu")
+    again.deserialize(str(g))
+    assert str(again) == str(g) and again.dims == g.dims and again.key() == g.key()
+    again.build([heur_mode.A])
+    check(again, 7, 12)
+    check(again, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "damage", [('"min"', '"least"'), ('"rows":{', '"lines":{'), ('"max":100', '"max":"x"'), ('"extents":{', '"extents":{"99":{},')]
+)
+@pytest.mark.parametrize("more", [('"rows"]', '"rows + 1"]'), ('"columns","1"', '"columns","1*x"'), ('"columns","1"', '"7","1"')])
+def test_a_damaged_text(damage: tuple[str, str], more: tuple[str, str]) -> None:
+    text = str(graph(Dim("rows", 0, 100), Dim("columns", 1, 40)))
+    for before, after in (damage, more):
+        changed = text.replace(before, after)
+        if changed != text:
+            with pytest.raises(ValidationError):
+                graphdnn.pygraph(device="cpu").deserialize(changed)
+    assert damage[0] in text
+
+
+def test_copies() -> None:
+    g = graph(Dim("rows", 0, 100))
+    g.build([heur_mode.A])
+    for twin in (copy.deepcopy(g), pickle.loads(pickle.dumps(g))):
+        assert twin.dims == g.dims
+        twin.build([heur_mode.A])
+        check(twin, 3)
+    with pytest.raises(NotSupportedError, match="one shape"):
+        g.serialize()
+    with pytest.raises(NotSupportedError, match="one shape"):
+        pickle.dumps(g.plan)
+
+
+def test_fake_gpu_builds_nothing_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape that was not executed before needs a plan of its own: not while the stream is captured."""
+    from graphdnn.targets.base import Target
+
+    g = graph(Dim("rows", 0, 100))
+    g.build([heur_mode.A])
+    check(g, 5)
+    monkeypatch.setattr(Target, "capturing", lambda self, stream: True)
+    check(g, 5)
+    with pytest.raises(ExecutionError, match="rows = 6.*before the capture"):
+        check(g, 6)
