@@ -172,6 +172,10 @@ class Pipeline:
         except ValidationError as error:
             raise SerializationError(explain(f"the stored pipeline does not fit together: {error}", fix="build it again and serialize it")) from error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is what the file gives: built, without handle and capture. BuildError before build."""
+        return type(self).deserialize, (self.serialize(), None, self.device)
+
 
 def _place(device: DeviceProps) -> tuple[str, str, int]:
     return device.kind, device.arch, device.index

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
+import pickle
 import random
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,9 +60,10 @@ def test_a_chain_of_equal_buffers_needs_two():
 
 
 # ------------------------------------------------------------------------------------------------------------------------------- graphs
-def unary(mode: str, dim=(4, 8), device: dict | None = None, **kwargs):
+@functools.cache
+def unary(mode: str, dim=(4, 8), device: str = "cpu", **kwargs):
     """y = mode(x)."""
-    g = graphdnn.pygraph(mode, **(device or CPU))
+    g = graphdnn.pygraph(mode, **FLOAT | {"device": device})
     getattr(g, mode)(g.tensor(dim=dim, layout="row", name="x", **kwargs)).set_output(True).set_name("y")
     return built(g)
 
@@ -137,7 +142,7 @@ def test_what_does_not_fit_together():
         (lambda: P().add(relu).build(["x"]), ValidationError, "no stage writes.*'y'.*found 'x'"),
         (lambda: P().add(relu).build("y"), KindError, "keep has the wrong type.*list of str"),
         (lambda: P().add(relu).build().replay(), ExecutionError, "nothing was captured"),
-        (lambda: P().add(relu).add(unary("neg", device={"device": "sm_90"} | FLOAT)), ValidationError, "run on one device"),
+        (lambda: P().add(relu).add(unary("neg", device="sm_90")), ValidationError, "run on one device"),
     ):
         with pytest.raises(error, match=text):
             make()
@@ -309,7 +314,7 @@ def test_damaged_files():
 
 
 def test_a_file_for_another_device(fake):
-    described = graphdnn.Pipeline().add(unary("relu", device={"device": "sm_90"} | FLOAT)).build()
+    described = graphdnn.Pipeline().add(unary("relu", device="sm_90")).build()
     data = described.serialize()
     for device in ("cpu", "sm_80"):
         with pytest.raises(SerializationError, match="another device"):
@@ -322,3 +327,36 @@ def test_a_file_for_another_device(fake):
     assert fake.log[-2][0] == "launch"
     with pytest.raises(ExecutionError, match="described device"):
         described.execute({"x": 1 << 20, "y": 2 << 20})
+
+
+def test_copies():
+    p = graphdnn.Pipeline("p").add(unary("relu"), {"y": "h"}).add(unary("neg"), {"x": "h"}).build()
+    x = np.arange(-16, 16, dtype=np.float32).reshape(4, 8)
+    for other in (pickle.loads(pickle.dumps(p)), copy.deepcopy(p)):
+        y = np.empty_like(x)
+        other.execute({"x": x, "y": y}, np.empty(other.workspace_bytes, np.uint8))
+        assert np.array_equal(y, -np.maximum(x, 0)) and other.explain() == p.explain()
+    with pytest.raises(BuildError, match="not built"):
+        copy.copy(graphdnn.Pipeline().add(unary("relu")))
+
+
+def test_threads_share_a_pipeline():
+    """Each with its own buffers and workspace."""
+    p = graphdnn.Pipeline("p").add(unary("relu", (64, 64)), {"y": "h"}).add(unary("neg", (64, 64)), {"x": "h"}).build()
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        x, y = np.random.default_rng(seed).standard_normal((64, 64)).astype(np.float32), np.empty((64, 64), np.float32)
+        space = np.empty(p.workspace_bytes, np.uint8)
+        for _ in range(200):
+            y.fill(np.nan)
+            p.execute({"x": x, "y": y}, space)
+            if not np.array_equal(y, -np.maximum(x, 0)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
