@@ -198,20 +198,27 @@ def _compile(spec: KernelSpec, key: str, target: Target, on_disk: DiskCache | No
     start = time.perf_counter()
     try:
         source = render.render(spec)
+    except ImportError as error:
+        raise _no_compiler(spec, error) from error
     except Exception as error:  # whatever a template raises is a fault of ours, and another plan may do without that template
         raise BuildError(explain(f"kernel '{spec.name}' cannot be printed by {spec.template}", found=f"{type(error).__name__}: {error}")) from error
     log.quiet_compilers()
     try:
         binary = target.compile(source)
-    except ImportError as error:  # a machine that was meant to run plans, not to build them
-        fix = "pip install graphdnn[cu13] (a GPU) or numba (a CPU), or load a plan compiled elsewhere: graphdnn compile graph.json --arch ..."
-        raise BuildError(explain(f"kernel '{spec.name}' cannot be compiled here", expected="numba", found=str(error), fix=fix)) from error
+    except ImportError as error:
+        raise _no_compiler(spec, error) from error
     taken = time.perf_counter() - start
     counters.compile_s += taken
     tell(f"compiled {spec.name} for {target.name} in {taken:.2f} s")
     if on_disk is not None:
         on_disk.put(key, source, binary)
     return Kernel(spec, key, binary, "compiled", source.text)
+
+
+def _no_compiler(spec: KernelSpec, error: ImportError) -> BuildError:
+    """On a machine that was meant to run plans, not to build them."""
+    fix = "pip install graphdnn, for a GPU graphdnn[cu13], or load a plan compiled elsewhere: graphdnn compile graph.json --arch ..."
+    return BuildError(explain(f"kernel '{spec.name}' cannot be compiled here", expected=f"package {error.name}", found=str(error), fix=fix))
 
 
 def tell(line: str) -> None:
