@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphdnn.dtypes import data_type
 from graphdnn.errors import GraphError, KindError, ValidationError, explain
-from graphdnn.ir.tensor import TensorDecl
+from graphdnn.ir.tensor import Tensor, TensorDecl
 from graphdnn.plans import cuda_graphs, overlap, variant_pack
 from graphdnn.plans.assemble import Arena
 from graphdnn.plans.plan import ExecutionPlan
@@ -104,7 +104,8 @@ class Layout:
 
 
 def stage(plan: ExecutionPlan, given: Mapping[Any, str], number: int) -> Stage:
-    """The stage of ``plan``, whose tensors (by tensor, uid or name) lie in the buffers ``given``; others in the buffer of their own name.
+    """The stage of ``plan``, whose tensors (by tensor, uid or name) lie in the buffers ``given``; others in the buffer of their own name. The
+    buffer of a tensor that nobody has named is "1/0::OUT_0": that of stage 1.
 
     ValidationError for a tensor that the plan does not need or that has no name, KindError for a key or a name of the wrong kind."""
     binder = variant_pack.prepare(
@@ -118,11 +119,18 @@ def stage(plan: ExecutionPlan, given: Mapping[Any, str], number: int) -> Stage:
     tensors = {t.uid: t for t in [*(s.tensor for s in binder.slots), *(t for _, t, _ in binder.numbers)]}
     names = {_uid(binder, list(tensors), key, label): _name(name, label) for key, name in given.items()}
     for uid, tensor in tensors.items():
-        if uid not in names and not tensor.name:
-            rule = f"{label}: a tensor has neither a buffer nor a name"
-            raise ValidationError(explain(rule, tensor=f"uid {uid}", expected="a name for its buffer", fix="name it in the dict given to add()"))
-        names.setdefault(uid, tensor.name)
+        if uid not in names:
+            names[uid] = _own_name(binder, tensor, label, number)
     return Stage(plan, binder, names, label)
+
+
+def _own_name(binder: Binder, tensor: Tensor, label: str, number: int) -> str:
+    """The buffer of a tensor that add() was not told of. Names that the user has not given ("0::OUT_0") say nothing outside of their graph."""
+    if not tensor.name or binder.by_name.get(tensor.name) is None:
+        rule = f"{label}: {'a tensor has neither a buffer nor a name' if not tensor.name else 'several tensors have one name'}"
+        fix = "name its buffer, by uid or tensor, in the dict given to add()"
+        raise ValidationError(explain(rule, tensor=tensor.name or f"uid {tensor.uid}", expected="a name for its buffer", fix=fix))
+    return f"{number}/{tensor.name}" if "::" in tensor.name else tensor.name
 
 
 def _uid(binder: Binder, uids: Sequence[int], key: Any, label: str) -> int:

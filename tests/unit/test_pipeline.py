@@ -360,3 +360,19 @@ def test_threads_share_a_pipeline():
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_tensors_without_names_are_not_shared():
+    """Two graphs both call theirs "0::IN_0" and "0::OUT_0". Two tensors of one name in a graph are told apart by uid only."""
+
+    def nameless(name: str = ""):
+        g = graphdnn.pygraph(**CPU)
+        x, y = (g.tensor(dim=(4,), layout="row", name=name, uid=u) for u in (1, 2))
+        g.add(x, y).set_output(True).set_uid(3)
+        return built(g)
+
+    p = graphdnn.Pipeline().add(nameless(), {1: "a", 2: "b"}).add(nameless(), {1: "a", 2: "b"}).build()
+    assert (p.inputs, p.outputs) == (("a", "b"), ("0/0::OUT_0", "1/0::OUT_0"))
+    with pytest.raises(ValidationError, match="tensor 'x': stage 0.*several tensors have one name.*by uid"):
+        graphdnn.Pipeline().add(nameless("x"), {1: "a"})
+    assert graphdnn.Pipeline().add(nameless("x"), {1: "a", 2: "a"}).build().inputs == ("a",)
