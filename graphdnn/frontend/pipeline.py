@@ -39,8 +39,8 @@ class Pipeline:
 
         ``buffers``: tensor, uid or name of the graph -> name of a buffer of the pipeline; a tensor that is not in it lies in the buffer of its own
         name; one that nobody has named, in "1/0::OUT_0" of stage 1. By-value tensors have names in the same way. Two graphs that name the same
-        buffer share it. BuildError for a graph that is not built, ValidationError for an unknown tensor or another device than that of the graphs
-        before."""
+        buffer share it. BuildError for a graph that is not built, NotSupportedError for one with dims, ValidationError for an unknown tensor or
+        another device than that of the graphs before."""
         from graphdnn.plans import pipeline
 
         if not isinstance(graph, Planning):

@@ -376,3 +376,10 @@ def test_tensors_without_names_are_not_shared():
     with pytest.raises(ValidationError, match="tensor 'x': stage 0.*several tensors have one name.*by uid"):
         graphdnn.Pipeline().add(nameless("x"), {1: "a"})
     assert graphdnn.Pipeline().add(nameless("x"), {1: "a", 2: "a"}).build().inputs == ("a",)
+
+
+def test_graphs_with_dims():
+    g = graphdnn.pygraph(**CPU)
+    g.relu(g.tensor(dim=(graphdnn.Dim("n", 1, 64), 8), layout="row", name="x")).set_output(True).set_name("y")
+    with pytest.raises(NotSupportedError, match="lays out its buffers once.*found dims n.*fixed extents"):
+        graphdnn.Pipeline().add(built(g))
