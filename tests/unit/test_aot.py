@@ -119,15 +119,48 @@ def test_the_gpu_at_hand_is_asked(file: bytes, monkeypatch: pytest.MonkeyPatch, 
     assert {k.binary.facts["arch"] for k in g.plan.kernels} == {arch}
 
 
+def test_the_flow_of_the_api_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Properties of a device as text, a build from them that asks no driver, the plan on a handle: tensor cores, descriptors encoded and moved."""
+    fake = FakeCuda({})
+    install(fake, monkeypatch)
+    text = graphdnn.create_device_properties(0).serialize()
+    fake.calls.clear()
+    bf16 = graphdnn.data_type.BFLOAT16
+    g = graphdnn.pygraph(
+        device_property=graphdnn.create_device_properties(text), io_data_type=bf16, intermediate_data_type=F32, compute_data_type=F32
+    )
+    a = g.tensor(dim=(1, 128, 64), layout="row", name="a", uid=1)
+    b = g.tensor(dim=(1, 64, 128), layout="row", name="b", uid=2)
+    g.matmul(a, b).set_output(True).set_uid(3)
+    g.build([graphdnn.heur_mode.A])
+    data = g.serialize()
+    assert not fake.calls, "no driver is asked before the plan is loaded"
+    fake.parameters.update(parameters_of(g.plan))
+    handle = graphdnn.create_handle("cuda:0")
+    h = graphdnn.pygraph(handle=handle)
+    h.deserialize(handle, data)
+    graphdnn.set_stream(handle, 0x77)
+    h.execute({1: 0x10000, 2: 0x20000, 3: 0x30000}, 0x40000, handle=handle)
+    kinds = [entry[0] for entry in fake.log]
+    assert "load" in kinds and kinds.count("encode") == 2
+    launch = next(entry for entry in fake.log if entry[0] == "launch")
+    assert launch[5] == 0x77 and set(launch[6]) >= {0x10000, 0x20000, 0x30000}
+
+
 def fake_driver(file: bytes, arch: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A driver in Python for the kernels of the plan for ``arch``."""
     plan = next(p for p, _ in map(serialize.read, serialize.parts(file)) if p.device.arch == arch)
     fake = FakeCuda(parameters_of(plan), capability)
+    install(fake, monkeypatch)
+    return fake
+
+
+def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fake`` is the driver of this process, which knows nothing of another one."""
     monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(fake))
     for name in ("_contexts", "_modules", "_functions"):
         monkeypatch.setattr(cuda_driver, name, {})
     monkeypatch.delenv("GRAPHDNN_DEVICE", raising=False)
-    return fake
 
 
 def test_what_does_not_belong_in_one_file() -> None:
