@@ -45,7 +45,7 @@ PROGRAM = f"""
 import json, sys
 import torch
 from tests.blocked import block
-block("numba", "numba_cuda", "llvmlite", "jinja2")
+block("numba", "numba_cuda", "llvmlite")
 import graphdnn
 g = graphdnn.pygraph()
 g.deserialize(open(sys.argv[1], "rb").read())
