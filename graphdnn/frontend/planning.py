@@ -63,7 +63,7 @@ def stream_of(own: Handle | None, handle: int | None, pack: Mapping[Any, Any], d
     if used is not None:
         if not is_live(used):
             as_handle(used)
-        if handle is not None and (used.device.kind, used.device.index) != (device.kind, device.index):
+        if handle is not None and used.device is not device and (used.device.kind, used.device.index) != (device.kind, device.index):
             rule, fix = "the handle is for another device than the plan", "build the graph with this handle"
             raise ExecutionError(explain(rule, expected=device.text, found=used.device.text, fix=fix))
         if used.stream is not None:
@@ -299,8 +299,8 @@ class Planning(Shapes):
         ``dims``: extents of the graph's dims (graphdnn.Dim, by name or object), where the shapes of the arrays do not tell them.
         A CPU plan has finished on return; a CUDA plan is enqueued on the handle's stream of this moment.
         """
-        plan = self._planned().chosen
-        stream = self._stream(handle, tensor_to_device_buffer, plan)
+        plan = (self._plan_list or self._planned()).chosen
+        stream = stream_of(self._handle, handle, tensor_to_device_buffer, plan.device)
         if override_uids:
             plan = self._overridden(plan, override_uids, override_shapes, override_strides, stream)
         if self._shape_plans or dims:

@@ -284,6 +284,10 @@ class Binder:
     def workspace_address(self, value: Any) -> int:
         """The address of the workspace; ValidationError or KindError for one that is missing, too small, elsewhere, read-only or not aligned."""
         need = self.workspace
+        if KINDS.get(type(value)) == TORCH and value.nbytes >= need and value.is_contiguous():
+            at: int = value.data_ptr()
+            if (value.is_cpu if self.host else value.get_device() == self.ordinal) and at > 0 and not at % self.workspace_alignment:
+                return at
         if value is None:
             raise ValidationError(
                 explain("the plan needs a workspace and none was given", expected=f"{need} bytes (get_workspace_size())", found="None")

@@ -184,7 +184,8 @@ def nodes(driver: Driver, context: int, block: Any, launch: Any) -> Nodes:
     for function, args in block.calls:
         if function is launch:
             config = next(configs)
-            found.append(KernelNode(args[1], config.grid, config.block, config.shared_bytes, args[2]))
+            handle, parameters = (ctypes.addressof(reference._obj) for reference in args[1:3])
+            found.append(KernelNode(handle, config.grid, config.block, config.shared_bytes, parameters))
         else:
             found.append(MemsetNode(args[0].value, 0, args[1], 1, args[2], 1))
     return Nodes(driver, context, tuple(found), block)

@@ -55,10 +55,10 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
-class _Block:
+class Block:
     """Values of one call and everything that points to them; used by one call at a time."""
 
-    __slots__ = ("_stream_value", "address", "calls", "configs", "context", "context_ref", "descriptors", "keep", "memory", "pointers", "stream")
+    __slots__ = ("stream_value", "address", "calls", "configs", "context", "context_ref", "descriptors", "memory", "pointers", "stream")
 
     def __init__(self, slots: Slots) -> None:
         self.memory = ctypes.create_string_buffer(8 * (slots.pointers + len(slots.scalars)) or 8)
@@ -68,18 +68,16 @@ class _Block:
         self.context_ref = ctypes.byref(self.context)
         self.configs: list[_LaunchConfig] = []
         self.calls: list[tuple[Any, tuple[Any, ...]]] = []
-        self.keep: list[Any] = []
         self.descriptors: list[Descriptor] = []
         self.stream = ctypes.c_void_p(0)
-        self._stream_value = 0
+        self.stream_value = 0
 
     def set_stream(self, stream: int) -> None:
-        """Let the calls go to ``stream``; cheap where it is the one of the call before."""
-        if stream != self._stream_value:
-            self.stream.value = stream
-            for config in self.configs:
-                config.stream = stream
-            self._stream_value = stream
+        """Let the calls go to ``stream``, another one than before (``stream_value``)."""
+        self.stream.value = stream
+        for config in self.configs:
+            config.stream = stream
+        self.stream_value = stream
 
 
 class CudaExecutable(Executable):
@@ -97,8 +95,9 @@ class CudaExecutable(Executable):
         self._functions = [load_function(self.device, b.code, b.entry, d) for b, d in zip(binaries, self._dynamic, strict=True)]
         self._steps = tuple(s for s in recipe.steps if (s.grid if isinstance(s, Launch) else isinstance(s, Memset) and s.nbytes))
         self._checks = checks_before(recipe, self._steps) if env.check_values() else {}
-        checked = [x.buffer for checks in self._checks.values() for c in checks for x in listings(c).values()]
-        self._slots = collect(self._steps, recipe.kernels, checked)
+        self.checked = bool(self._checks)
+        looked_at = [x.buffer for checks in self._checks.values() for c in checks for x in listings(c).values()]
+        self._slots = collect(self._steps, recipe.kernels, looked_at)
         self._scalars_at = 8 * self._slots.pointers
         self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self._slots.scalars))
         self._fetch = getter(self._slots.tensors)
@@ -106,10 +105,10 @@ class CudaExecutable(Executable):
         self._derived = bool(self._slots.offset_tensors or self._slots.workspace)
         self._constants = _Constants()
         self._maps = self._encoded()
-        self._launch = self._driver.function("cuLaunchKernelEx")
+        self._launch = self._driver.new_function("cuLaunchKernelEx")
         self._memset = self._driver.function("cuMemsetD8Async")
         self._current = self._driver.new_function("cuCtxGetCurrent")
-        self._free: list[_Block] = [self.new_block()]
+        self._free: list[Block] = [self.new_block()]
 
     def run(
         self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
@@ -141,7 +140,7 @@ class CudaExecutable(Executable):
             block = self.new_block()
         try:
             self.patch(block, addresses, scalars, workspace)
-            self.submit(block, stream, self.checking(addresses, workspace, stream, rooms) if self._checks else None)
+            self.submit(block, stream, self.checking(addresses, workspace, stream, rooms) if self.checked else None)
         finally:
             self._free.append(block)
 
@@ -161,23 +160,26 @@ class CudaExecutable(Executable):
         """A run with a block of its own."""
         return CudaPrepared(self, pointers, scalars, workspace, rooms)
 
-    def submit(self, block: _Block, stream: int, check: Callable[[int], None] | None = None) -> None:
+    def submit(self, block: Block, stream: int, check: Callable[[int], None] | None = None) -> None:
         """Enqueue the steps with the values of ``block``; ``check``: see :meth:`checking`."""
-        block.set_stream(stream)
-        if self._current(block.context_ref) == 0 and block.context.value == self._context:
+        if stream != block.stream_value:
+            block.set_stream(stream)
+        if self._current(block.context_ref) or block.context.value != self._context:
+            self._driver.call("cuCtxPushCurrent_v2", self._context)
+            try:
+                self._enqueue(block, stream, check)
+            finally:
+                self._driver.handle("cuCtxPopCurrent_v2")
+        elif check is not None:
             self._enqueue(block, stream, check)
-            return
-        self._driver.call("cuCtxPushCurrent_v2", self._context)
-        try:
-            self._enqueue(block, stream, check)
-        finally:
-            self._driver.handle("cuCtxPopCurrent_v2")
+        else:
+            for function, args in block.calls:
+                if result := function(*args):
+                    raise self._driver.error(result, self._describe(block.calls.index((function, args)), stream))
 
     def checking(self, addresses: Sequence[int], workspace: int, stream: int, rooms: limits.Rooms | None) -> Callable[[int], None] | None:
         """Called before every launch with its number: waits for the stream and checks the integers that it, or one behind it, will read, which a
         launch before it may have written. Only where the switch GRAPHDNN_CHECK_VALUES is on; None in a capture."""
-        if not self._checks:
-            return None
         with activated(self._context):
             if capturing(stream):  # a wait would end the capture; and what is read now would not hold for a replay
                 log.warning("GRAPHDNN_CHECK_VALUES: values are not checked while a CUDA graph is captured")
@@ -200,7 +202,7 @@ class CudaExecutable(Executable):
 
         return check
 
-    def _enqueue(self, block: _Block, stream: int, check: Callable[[int], None] | None = None) -> None:
+    def _enqueue(self, block: Block, stream: int, check: Callable[[int], None] | None = None) -> None:
         for number, (function, args) in enumerate(block.calls):
             if check is not None:
                 check(number)
@@ -215,7 +217,7 @@ class CudaExecutable(Executable):
         except KeyError as exc:
             raise _missing(exc.args[0], "address") from None
 
-    def patch(self, block: _Block, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int) -> None:
+    def patch(self, block: Block, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int) -> None:
         """Write one call's values into a block."""
         slots = self._slots
         try:
@@ -231,7 +233,7 @@ class CudaExecutable(Executable):
         if slots.scalars:
             self._patch_scalars(block, scalars)
 
-    def _patch_scalars(self, block: _Block, scalars: Mapping[int, float | int]) -> None:
+    def _patch_scalars(self, block: Block, scalars: Mapping[int, float | int]) -> None:
         try:
             self._scalars.pack_into(block.memory, self._scalars_at, *[scalars[i] for i, _ in self._slots.scalars])
         except KeyError as exc:
@@ -245,9 +247,9 @@ class CudaExecutable(Executable):
                     rule = "a by-value scalar does not fit its type"
                     raise ExecutionError(explain(rule, tensor=str(tensor), expected=type, found=repr(scalars[tensor]))) from None
 
-    def new_block(self) -> _Block:
+    def new_block(self) -> Block:
         """A block with all but the values of a call in place."""
-        block = _Block(self._slots)
+        block = Block(self._slots)
         for step in self._steps:
             if isinstance(step, Memset):
                 slot = ctypes.c_uint64.from_address(block.address + 8 * self._slots.position(step.buffer, ""))
@@ -256,17 +258,18 @@ class CudaExecutable(Executable):
                 block.calls.append((self._launch, self._prepare(step, block)))
         return block
 
-    def _prepare(self, step: Launch, block: _Block) -> tuple[int, int, int, None]:
-        """Arguments of cuLaunchKernelEx for a launch whose parameters lie in ``block``."""
+    def _prepare(self, step: Launch, block: Block) -> tuple[Any, Any, Any, None]:
+        """Arguments of cuLaunchKernelEx for a launch whose parameters lie in ``block``, made once: ctypes converts an int on every call, and a
+        reference never. The handle of a function is an address, so it is passed as a reference to what lies there, which nothing here reads."""
         spec = self._recipe.kernels[step.kernel]
         addresses = [self._place(arg, getattr(param, "type", ""), block) for arg, param in zip(step.args, spec.params, strict=True)]
         parameters = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
         config = _LaunchConfig((step.grid, 1, 1), (spec.block, 1, 1), self._dynamic[step.kernel], 0, None, 0)
         block.configs.append(config)
-        block.keep.append(parameters)
-        return ctypes.addressof(config), self._functions[step.kernel], ctypes.addressof(parameters), None
+        handle = ctypes.c_char.from_address(self._functions[step.kernel])
+        return ctypes.byref(config), ctypes.byref(handle), ctypes.byref(parameters), None
 
-    def _place(self, arg: Arg, type: str, block: _Block) -> int:
+    def _place(self, arg: Arg, type: str, block: Block) -> int:
         """Where the value of an argument lies."""
         if isinstance(arg, Constant):
             return self._constants.address(arg, type)
@@ -336,8 +339,10 @@ class CudaPrepared(Prepared):
         """Enqueue the steps; raises as ``CudaExecutable.run``."""
         if _libcuda.forked:
             raise _libcuda.fork_error()
-        executable = self._executable
-        executable.submit(self._block, stream, executable.checking(self._addresses, self._workspace, stream, self._rooms))
+        executable, check = self._executable, None
+        if executable.checked:
+            check = executable.checking(self._addresses, self._workspace, stream, self._rooms)
+        executable.submit(self._block, stream, check)
 
 
 def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> None:

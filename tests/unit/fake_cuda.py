@@ -41,6 +41,11 @@ def _int(value: Any) -> int:
     return int(value or 0)
 
 
+def _at(value: Any) -> int:
+    """The address that a pointer parameter gets."""
+    return ctypes.addressof(value._obj) if hasattr(value, "_obj") else int(value)
+
+
 def _write(where: Any, value: int, kind: Any = ctypes.c_uint64) -> None:
     target = getattr(where, "_obj", None)
     if target is None:
@@ -174,7 +179,8 @@ class FakeCuda:
     def cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> None:
         self.log.append(("attribute", attribute, value))
 
-    def cuLaunchKernelEx(self, config: int, function: int, parameters: int, extra: None) -> None:
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: None) -> None:
+        config, function, parameters = _at(config), _at(function), _at(parameters)
         launch, name = LaunchConfig.from_address(config), self.functions[function - 1]
         kinds = self.parameters[name]
         places = (ctypes.c_void_p * len(kinds)).from_address(parameters)
