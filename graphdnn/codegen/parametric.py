@@ -14,17 +14,20 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from graphdnn.codegen import render
 from graphdnn.codegen.recipes import launches, relaunched
 from graphdnn.codegen.spec import Constant, KernelSpec, Launch, Recipe, ScalarParam
 
 Owned = tuple[tuple[int, ...], ...]
+Shape = tuple[str, tuple[str, ...]]
 TEMPLATE = "shared/parametric.py.j2"
 PREFIX = "dim"
-MAX_SAMPLES = 64
+MAX_SHAPES = 4096
+"""Shapes of kernels whose numbers are kept; the oldest goes first."""
 NEW_FORM = "the first shape of a form of a kernel"
 NEW_NUMBER = "a number of a kernel that was the same for all shapes so far is another"
 _HOLE = "\0"
@@ -83,22 +86,33 @@ def _holes(text: str) -> Iterator[tuple[int, int, str]]:
                 yield start, token.end(), "int64"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Form:
-    """Texts that differ in numbers only. ``samples``: numbers of the shapes that told something new; ``spec``: the kernel for all shapes so far;
-    ``slots``: for each number that is a parameter, which one."""
+    """Texts that differ in numbers only. ``text``: of the first shape; ``spec``: the kernel for all shapes so far. ``classes``: of each number, equal
+    for two that were equal to one another in every shape; ``varying``: places of the numbers that were not the same in all shapes."""
 
     text: Text
-    samples: list[tuple[str, ...]]
     spec: KernelSpec
-    slots: dict[int, int] = field(default_factory=dict)
+    classes: tuple[int, ...]
+    varying: tuple[int, ...]
+
+    @staticmethod
+    def of(spec: KernelSpec, text: Text) -> Form:
+        """The form of the first shape, where no number is a parameter yet."""
+        return _form(spec, text, list(zip(text.types, text.numbers, strict=True)), ())
+
+    @cached_property
+    def slots(self) -> dict[int, int]:
+        """For each number that varies, which parameter it is."""
+        numbers: dict[int, int] = {}
+        return {i: numbers.setdefault(self.classes[i], len(numbers)) for i in self.varying}
 
     def fits(self, numbers: tuple[str, ...]) -> bool:
         """Whether the present kernel can be given ``numbers``: what is fixed is the same, and what shares a parameter is equal."""
         seen: dict[int, str] = {}
+        slots = self.slots
         for i, n in enumerate(numbers):
-            slot = self.slots.get(i)
-            if n != (self.samples[0][i] if slot is None else seen.setdefault(slot, n)):
+            if n != (seen.setdefault(slots[i], n) if i in slots else self.text.numbers[i]):
                 return False
         return True
 
@@ -107,22 +121,22 @@ class Form:
         values = {slot: _constant(numbers[i], self.text.types[i]) for i, slot in self.slots.items()}
         return tuple(values[s] for s in sorted(values))
 
-    def widen(self, numbers: tuple[str, ...]) -> None:
-        """Take one more shape in: decide the parameters anew and print the kernel for them."""
-        if len(self.samples) >= MAX_SAMPLES:
-            del self.samples[1]
-        self.samples.append(numbers)
-        columns = [tuple(s[i] for s in self.samples) for i in range(len(numbers))]
-        found: dict[tuple[str, tuple[str, ...]], int] = {}
-        self.slots = {
-            i: found.setdefault((type, column), len(found))
-            for i, (type, column) in enumerate(zip(self.text.types, columns, strict=True))
-            if len(set(column)) > 1
-        }
-        names = iter([f"{PREFIX}{self.slots[i]}" if i in self.slots else n for i, n in enumerate(self.samples[0])])
-        body = re.sub(_HOLE, lambda _: next(names), self.text.words).split("\n")
-        params = tuple(ScalarParam(f"{PREFIX}{slot}", type) for (type, _), slot in found.items())
-        self.spec = _kernel(self.spec, self.text, params, body)
+    def widened(self, numbers: tuple[str, ...]) -> Form:
+        """The form that takes one more shape in; its kernel is another one."""
+        changed = (i for i, (a, b) in enumerate(zip(numbers, self.text.numbers, strict=True)) if a != b)
+        return _form(self.spec, self.text, list(zip(self.classes, numbers, strict=True)), tuple(sorted({*self.varying, *changed})))
+
+
+def _form(spec: KernelSpec, text: Text, signs: Sequence[Hashable], varying: tuple[int, ...]) -> Form:
+    """The form whose numbers are alike where their ``signs`` are; prints its kernel."""
+    known: dict[Hashable, int] = {}
+    form = Form(text, spec, tuple(known.setdefault(s, len(known)) for s in signs), varying)
+    slots = form.slots
+    names = iter([f"{PREFIX}{slots[i]}" if i in slots else n for i, n in enumerate(text.numbers)])
+    body = re.sub(_HOLE, lambda _: next(names), text.words).split("\n")
+    types = {slot: text.types[i] for i, slot in slots.items()}
+    params = tuple(ScalarParam(f"{PREFIX}{slot}", types[slot]) for slot in sorted(types))
+    return replace(form, spec=_kernel(spec, text, params, body))
 
 
 def _constant(number: str, type: str) -> Constant:
@@ -135,56 +149,64 @@ def _kernel(spec: KernelSpec, text: Text, params: tuple[ScalarParam, ...], body:
     title = f"# for every shape: {', '.join(p.name for p in params) or 'nothing'} changes with it; printed first for this one:"
     digest = hashlib.sha256(repr((text.words, body, own)).encode()).hexdigest()[:10]
     kept = {k: v for k, v in spec.fields.items() if k == "calc"}
-    fields = kept | {"header": [title, *text.header], "first": "lo, hi, " if spec.block == 0 else "", "body": body}
+    fields = kept | {"header": (title, *text.header), "first": "lo, hi, " if spec.block == 0 else "", "body": tuple(body)}
     return replace(spec, template=TEMPLATE, name=f"{_SUFFIX.sub('', spec.name)}_{digest}", params=params + own, fields=fields)
 
 
 class Forms:
-    """All forms met so far; threads may share them. ``news``: why kernels had to be compiled, in order."""
+    """All forms met so far; threads may share them. ``news``: why kernels had to be compiled, in order. ``shapes``: digest of a kernel's spec for one
+    shape -> its form and its numbers, so that a shape that was seen is not printed again."""
 
-    def __init__(self) -> None:
-        """None yet."""
+    def __init__(self, forms: Mapping[str, Form] | None = None, shapes: Mapping[str, Shape] | None = None) -> None:
+        """None, or those of another ``Forms``."""
         self.news: list[str] = []
-        self._forms: dict[str, Form] = {}
+        self.forms: dict[str, Form] = dict(forms or {})
+        self.shapes: dict[str, Shape] = dict(shapes or {})
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return len(self._forms)
+        return len(self.forms)
 
     def known(self, specs: Iterable[KernelSpec]) -> bool:
         """Whether there is a kernel for each of ``specs`` already."""
         with self._lock:
-            looked = [self._look(k) for k in specs]
-            return all(form is not None and form.fits(text.numbers) for form, text in looked)
+            return all(key in self.forms and self.forms[key].fits(numbers) for key, numbers in map(self._shape, specs))
 
     def formed(self, specs: Iterable[KernelSpec]) -> bool:
         """Whether each of ``specs`` has a form that is there already, whose kernel may have to take in more numbers."""
         with self._lock:
-            return all(self._look(k)[0] is not None for k in specs)
+            return all(self._shape(k)[0] in self.forms for k in specs)
 
     def kernel(self, spec: KernelSpec) -> tuple[KernelSpec, tuple[Constant, ...]]:
         """The kernel that runs the shape of ``spec``, and the arguments for its further parameters, which come before those of ``spec``."""
         with self._lock:
-            form, text = self._look(spec)
+            key, numbers = self._shape(spec)
+            form = self.forms.get(key)
             if form is None:
-                form = self._forms[_key(spec, text)] = Form(text, [], spec)
                 self.news.append(NEW_FORM)
-                form.widen(text.numbers)
-            elif not form.fits(text.numbers):
+                form = self.forms[key] = Form.of(spec, taken_apart(spec))
+            elif not form.fits(numbers):
                 self.news.append(NEW_NUMBER)
-                form.widen(text.numbers)
-            return form.spec, form.arguments(text.numbers)
+                form = self.forms[key] = form.widened(numbers)
+            return form.spec, form.arguments(numbers)
 
     def learn(self, spec: KernelSpec) -> None:
         """Let the kernel of a form that is there already fit the shape of ``spec`` too."""
         with self._lock:
-            form, text = self._look(spec)
-            if form is not None and not form.fits(text.numbers):
-                form.widen(text.numbers)
+            key, numbers = self._shape(spec)
+            form = self.forms.get(key)
+            if form is not None and not form.fits(numbers):
+                self.forms[key] = form.widened(numbers)
 
-    def _look(self, spec: KernelSpec) -> tuple[Form | None, Text]:
-        text = taken_apart(spec)
-        return self._forms.get(_key(spec, text)), text
+    def _shape(self, spec: KernelSpec) -> Shape:
+        digest = spec.digest()
+        found = self.shapes.get(digest)
+        if found is None:
+            text = taken_apart(spec)
+            while len(self.shapes) >= MAX_SHAPES:
+                del self.shapes[next(iter(self.shapes))]
+            found = self.shapes[digest] = (_key(spec, text), text.numbers)
+        return found
 
 
 def _key(spec: KernelSpec, text: Text) -> str:

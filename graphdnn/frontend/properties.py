@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphdnn import device as devices
 from graphdnn.device import DeviceProps
 from graphdnn.errors import SerializationError, explain
 from graphdnn.frontend.tensor import as_integer
 from graphdnn.plans.cache import KernelStore, pack, unpack
+
+if TYPE_CHECKING:
+    from graphdnn.codegen.parametric import Forms
 
 CACHE_FORMAT = "graphdnn kernel cache 1"
 
@@ -47,18 +50,33 @@ def create_device_properties(source: Any) -> DeviceProperties:
 class KernelCache:
     """Compiled kernels that several graphs share, and that can be carried to another process as text.
 
-    ``store`` is what plans look kernels up in, before the caches of the process.
+    Graphs that differ in their sizes only share kernels too: sizes that were seen to differ are parameters (docs/dynamic_shapes.md). ``store`` is
+    what plans look kernels up in, before the caches of the process; ``forms``: what the kernels have in common.
     """
 
     def __init__(self) -> None:
         """Empty."""
         self.store = KernelStore()
+        self.forms: Forms | None = None
         self._loaded = False
 
     def serialize(self) -> str:
         """The kernels as text. Holds machine code: load it only from where you would load a program."""
         kernels = {key: base64.b64encode(pack(key, binary)).decode() for key, binary in self.store.items()}
-        return json.dumps({"format": CACHE_FORMAT, "kernels": kernels}, sort_keys=True)
+        whole: dict[str, Any] = {"format": CACHE_FORMAT, "kernels": kernels}
+        if self.forms is not None:
+            from graphdnn.plans import forms
+
+            whole["forms"] = forms.dump(self.forms)
+        return json.dumps(whole, sort_keys=True)
+
+    def shared(self) -> Forms:
+        """The forms, which are none before the first graph is built."""
+        if self.forms is None:
+            from graphdnn.codegen.parametric import Forms
+
+            self.forms = Forms()
+        return self.forms
 
     def deserialize(self, text: str) -> None:
         """Take the kernels of ``serialize()``. SerializationError for a damaged text, and for a second call on the same object."""
@@ -73,6 +91,11 @@ class KernelCache:
             if stored["format"] != CACHE_FORMAT:
                 raise ValueError(f"format {stored['format']!r}")
             kernels = [(key, unpack(key, base64.b64decode(blob, validate=True))) for key, blob in stored["kernels"].items()]
+            found = None
+            if "forms" in stored:
+                from graphdnn.plans import forms
+
+                found = forms.load(stored["forms"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SerializationError(
                 explain(
@@ -83,6 +106,7 @@ class KernelCache:
             ) from None
         for key, binary in kernels:
             self.store.put(key, binary)
+        self.forms = found if found is not None else self.forms
         self._loaded = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KernelCache:

@@ -41,6 +41,7 @@ class Shapes(Declarations):
 
     _device: Any
     _opgraph: Any
+    _kernel_cache: Any
     _filled: list[tuple[Any, str, Any, Any]]
     _shape_plans: dict[str, ShapePlans]
     _sources: tuple[Source, ...] | None
@@ -122,10 +123,11 @@ class Shapes(Declarations):
         return list(dict.fromkeys(found))
 
     def _shaped(self, plan: ExecutionPlan) -> ExecutionPlan:
-        """The plan of the list, built for the dims' hints with kernels that other extents can use; for a graph of fixed shapes just built."""
+        """The plan of the list, built for the dims' hints with kernels that other extents can use; for a graph of fixed shapes just built, with the
+        kernels of a kernel cache where it has one."""
         dims = self.dims
         if not dims:
-            return plan.build()
+            return plan.build() if self._kernel_cache is None else plan.sharing(self._kernel_cache.shared()).build()
         from graphdnn.plans.dynamic import ShapePlans
 
         hints = tuple(d.hint for d in dims.values())

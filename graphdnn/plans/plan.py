@@ -26,6 +26,7 @@ from graphdnn.targets.base import Executable
 from graphdnn.targets.limits import Rooms
 
 if TYPE_CHECKING:
+    from graphdnn.codegen.parametric import Forms
     from graphdnn.plans.executor import Executor
     from graphdnn.targets.cuda_graph import Nodes
 
@@ -149,6 +150,17 @@ class ExecutionPlan:
             store=store,
             shaped=lowered is not None,
         )
+
+    def sharing(self, forms: Forms) -> ExecutionPlan:
+        """The same plan with kernels that plans of other sizes share. A plan that is built or was loaded stays as it is."""
+        if self._kernels is not None or self._candidate is None:
+            return self
+        from graphdnn.codegen.parametric import parametric
+
+        lowered = parametric(self.recipe, self.region_kernels, forms)
+        made = ExecutionPlan.of(self.graph, self.device, self._candidate, self._store, lowered)
+        made.shaped = False
+        return made
 
     @property
     def candidate(self) -> Candidate:

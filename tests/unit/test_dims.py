@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ import graphdnn
 from graphdnn import Dim, ExecutionError, KindError, NotSupportedError, ValidationError, data_type, heur_mode
 from graphdnn.frontend.symbols import parsed
 from graphdnn.ir.extent import Extent
+from graphdnn.plans import cache
 
 
 def graph(rows: Any, columns: Any = 8, **arguments: Any) -> Any:
@@ -187,3 +189,44 @@ def test_fake_gpu_builds_nothing_inside_a_capture(monkeypatch: pytest.MonkeyPatc
     check(g, 5)
     with pytest.raises(ExecutionError, match="rows = 6.*before the capture"):
         check(g, 6)
+
+
+def shared(rows: int, kept: Any) -> Any:
+    g = graph(rows, 24, kernel_cache=kept, is_dynamic_shape_enabled=True)
+    g.build([heur_mode.A])
+    return g
+
+
+def test_graphs_of_other_sizes_share_the_kernels_of_a_cache(empty_cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = graphdnn.create_kernel_cache()
+    start = graphdnn.stats().compilations
+    for rows in (100, 60, 33, 64, 7, 5000):
+        check(shared(rows, kept), rows, 24)
+    assert graphdnn.stats().compilations - start <= 2
+    text = kept.serialize()
+    again = graphdnn.create_kernel_cache()
+    again.deserialize(text)
+    assert again.serialize() == text
+    cache.memory.clear()
+    monkeypatch.setenv("GRAPHDNN_CACHE", "0")
+    start = graphdnn.stats().compilations
+    for rows in (60, 81):  # one that was seen, one that was not
+        g = shared(rows, again)
+        check(g, rows, 24)
+        assert len(g.serialize()) > 100
+    assert graphdnn.stats().compilations == start
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_damaged_forms(number: int) -> None:
+    """A cache whose forms were changed is refused: a kernel is printed from a form."""
+    kept = graphdnn.create_kernel_cache()
+    for rows in (100, 60):
+        shared(rows, kept)
+    whole = json.loads(kept.serialize())
+    text = json.dumps(whole["forms"])
+    places = [i for i, c in enumerate(text) if c.isdigit()]
+    at = places[number * len(places) // 12]
+    whole["forms"] = json.loads(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+    with pytest.raises(graphdnn.SerializationError, match="kernel cache text cannot be read"):
+        graphdnn.create_kernel_cache().deserialize(json.dumps(whole))
