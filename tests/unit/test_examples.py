@@ -181,3 +181,11 @@ def test_pipeline() -> None:
     out = run("10")
     assert number(r"(\d+) bytes of workspace", out) < number(r"\((\d+) if nothing shared memory", out)
     assert number(r"torch in float64: (\S+)", out) < 1e-4
+
+
+def test_autotune() -> None:
+    out = run("11")
+    assert number(r"error            (\S+)", out) < 1e-3 and number(r"gain             (\S+)", out) >= 1
+    chosen = re.search(r"^\* .*  (r0:\S+): ", out, re.MULTILINE)
+    assert chosen and f"database: plan {chosen[1]}, 0 timed executions" in out
+    assert f"heur_mode.B      plan {chosen[1]}\n" in out and f"benchmark=True   plan {chosen[1]}\n" in out
