@@ -95,6 +95,11 @@ class Tuning(Planning):
             reuse=bool(reuse),
         )
         with self._noted():
+            if self.dims:
+                rule = "a graph whose extents differ from call to call cannot be tuned"
+                raise NotSupportedError(
+                    explain(rule, expected="fixed extents", found=f"dims {list(map(str, self.dims))}", fix="tune it at one shape")
+                )
             if self._plans is None:
                 if self._opgraph is None:
                     self.build_operation_graph()

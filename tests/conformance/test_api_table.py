@@ -15,7 +15,7 @@ NO_OPS = """tensor tensor_like tensor_scalar validate build_operation_graph crea
 build_plan_at_index build get_execution_plan_count get_engine_count get_knobs_for_engine get_plan_name_at_index get_workspace_size
 get_workspace_size_plan_at_index get_behavior_notes get_behavior_notes_for_plan_at_index select_behavior_notes deselect_behavior_notes
 select_numeric_notes deselect_numeric_notes deselect_engines deselect_workspace_greater_than query_tensor_attributes_of_uid execute
-execute_plan_at_index serialize deserialize key populate_cuda_graph update_cuda_graph explain draw""".split()
+execute_plan_at_index serialize deserialize key populate_cuda_graph update_cuda_graph explain draw bind autotune""".split()
 """Methods that declare no op; ``plan`` is no method."""
 CASES = [pytest.param(name, types, id=f"{name}, {types.id}") for name, row in ROWS.items() for types in row.types]
 

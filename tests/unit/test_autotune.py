@@ -203,6 +203,10 @@ def test_bad_input():
     for device, why in (("cudasim", "simulator"), ("sm_90", "described device")):
         with pytest.raises(NotSupportedError, match=f"cannot be timed: .*{why}"):
             pointwise(n=50, device=device)[0].autotune()
+    dynamic = graphdnn.pygraph(device="cpu", io_data_type=F32, compute_data_type=F32)
+    dynamic.relu(dynamic.tensor(dim=(graphdnn.Dim("n", 1, 64), 4), stride=(4, 1))).set_output(True)
+    with pytest.raises(NotSupportedError, match="cannot be tuned; expected fixed extents, found dims .*n"):
+        dynamic.autotune()
     g.create_execution_plans([heur_mode.A])
     g.build_plans(build_plan_policy.HEURISTICS_CHOICE)
     loaded = graphdnn.pygraph(device="cpu")
