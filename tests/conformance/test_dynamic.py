@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Callable[..., None], Sequence[Dim], int]] = {
     "layernorm_rows": (lambda g, r: layernorm(g, r, 40), [Dim("rows", 0, 300)], 2),
     "layernorm": (layernorm, [Dim("rows", 0, 300), Dim("width", 1, 300)], 4),
     "chain": (chain, [Dim("rows", 0, 300), Dim("columns", 0, 300)], 4),
-    "convolution": (convolution, [Dim("n", 0, 5), Dim("h", 1, 20)], 6),
+    "convolution": (convolution, [Dim("n", 0, 5), Dim("h", 1, 20)], 10),
     "softmax": (softmax, [Dim("rows", 0, 300), Dim("columns", 1, 300)], 4),
     "columns_sum": (columns_sum, [Dim("rows", 0, 300), Dim("columns", 0, 300)], 6),
     "attention": (attention, [Dim("s", 1, 70)], 4),
