@@ -60,7 +60,8 @@ SIGNATURES = {
     "create_execution_plan": "engine_id knobs",
     "build_plans": "policy=build_plan_policy.HEURISTICS_CHOICE",
     "execute": "tensor_to_device_buffer workspace handle=None override_uids=None override_shapes=None override_strides=None dims=None",
-    "execute_plan_at_index": "tensor_to_device_buffer workspace index handle=None override_uids=None override_shapes=None override_strides=None dims=None",
+    "execute_plan_at_index": "tensor_to_device_buffer workspace index handle=None "
+    "override_uids=None override_shapes=None override_strides=None dims=None",
 }
 SIGNATURES |= dict.fromkeys(UNARY.split(), f"input {CDT} name=")
 SIGNATURES |= {name: f"{args} {CDT} name=" for args, names in BINARY.items() for name in names.split()}
