@@ -25,6 +25,7 @@ from graphdnn.frontend.pointwise_ops import PointwiseOps
 from graphdnn.frontend.properties import KernelCache
 from graphdnn.frontend.quant_ops import GroupedOps, QuantOps
 from graphdnn.frontend.random_ops import RandomOps
+from graphdnn.frontend.raw_calls import RawCalls
 from graphdnn.frontend.resample_ops import ResampleOps
 from graphdnn.frontend.softmax_ops import SoftmaxOps
 from graphdnn.frontend.structured_ops import StructuredOps
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 class pygraph(
     PointwiseOps, StructuredOps, ConvOps, ResampleOps, NormOps, SoftmaxOps, RandomOps, QuantOps, GroupedOps, AttentionOps, AttentionFp8Ops, Copies,
-    Tuning,
+    Tuning, RawCalls,
 ):  # fmt: skip
     """A graph of tensor operations.
 

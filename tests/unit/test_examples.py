@@ -37,7 +37,7 @@ def test_readme(tmp_path: Path) -> None:
     assert second.split("python ")[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["getting_started", "fusion", "attention", "ahead_of_time", "cuda_graphs_and_pipelines"])
+@pytest.mark.parametrize("page", ["executing", "getting_started", "fusion", "attention", "ahead_of_time", "cuda_graphs_and_pipelines"])
 def test_page(page: str, tmp_path: Path) -> None:
     """The Python of a page, from top to bottom, runs as it stands."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")

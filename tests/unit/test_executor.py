@@ -231,3 +231,31 @@ def test_a_destroyed_stream_and_a_vanished_device(fake: FakeCuda, code: int, mes
             call()
     fake.fail.clear()
     run()
+
+
+# ------------------------------------------------------------------------------------------------------------- private calls of the API page
+def test_calls_by_raw_addresses() -> None:
+    g, pack = scaled_sum("cpu"), arrays()
+    number = ctypes.c_float(0.25)
+    at = {u: pack[u].ctypes.data for u in (1, 2, 4)} | {3: ctypes.addressof(number)}
+    assert g._get_variant_pack_uids_sorted() == [1, 2, 3, 4] and g._prepare_variant_pack_template() is None
+    listed = [at[u] for u in (1, 2, 3, 4)]
+    array = (ctypes.c_void_p * 4)(*listed)
+    calls = (
+        lambda: g._execute(at, 0),
+        lambda: g._execute_plan_at_index(at, 0, 0),
+        lambda: g._execute_with_ptrs(listed, 0),
+        lambda: g._execute_with_raw_ptrs(ctypes.addressof(array), 4, 0),
+    )
+    for call in calls:
+        pack[4][:] = np.nan
+        call()
+        assert (pack[4] == 0.5).all()
+    with pytest.raises(ValidationError, match=r"wrong number.*\[1, 2, 3, 4\].*found 3"):
+        g._execute_with_ptrs(listed[:3], 0)
+    with pytest.raises(ValidationError, match="uid 3"):
+        g._execute(at | {3: 0}, 0)
+    with pytest.raises(ValidationError, match="null pointer"):
+        g._execute_with_raw_ptrs(0, 4, 0)
+    with pytest.raises(BuildError):
+        scaled_sum("cpu", built=False)._get_variant_pack_uids_sorted()
