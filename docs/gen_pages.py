@@ -140,7 +140,7 @@ def accuracy() -> str:
 def engines() -> str:
     rows = []
     for engine in ENGINES:
-        about = inspect.cleandoc(inspect.getmodule(type(engine)).__doc__).split("\n\n")[0]
+        about = inspect.cleandoc(inspect.getmodule(type(getattr(engine, "real", engine))).__doc__).split("\n\n")[0]
         rows.append([str(engine.id), code(engine.name), about.split(": ", 1)[-1]])
     return table(["Id", "Engine", "What it does"], rows)
 

@@ -1,5 +1,6 @@
 """Engines: one kernel family each. ENGINES is the ordered list; ids are global and stable.
 
+later.py         engines that are imported when a region of their kind is met
 base.py          the contract (check_support / candidates / check / cost / lower), traffic and roofline
 space.py         loop variables and loop nests that the families share
 pointwise.py     0  any DAG of pointwise and movement ops over one space
@@ -19,16 +20,11 @@ moe_grouped.py   11 matmul of rows grouped by expert; moe_parts.py takes a regio
 
 from __future__ import annotations
 
-from graphdnn.engines.attention_bwd import AttentionBackward
-from graphdnn.engines.attention_fwd import AttentionForward
 from graphdnn.engines.base import Engine
-from graphdnn.engines.conv_direct import ConvDirect
-from graphdnn.engines.conv_fft import ConvFft
 from graphdnn.engines.conv_gemm import ConvImplicitGemm
-from graphdnn.engines.conv_winograd import ConvWinograd
+from graphdnn.engines.later import AttentionBackward, AttentionForward, ConvDirect, ConvFft, ConvWinograd, MoeGrouped
 from graphdnn.engines.matmul_simt import MatmulSimt
 from graphdnn.engines.matmul_wgmma import MatmulWgmma
-from graphdnn.engines.moe_grouped import MoeGrouped
 from graphdnn.engines.pointwise import Pointwise
 from graphdnn.engines.reduction import Reduction
 from graphdnn.engines.rows import Rows

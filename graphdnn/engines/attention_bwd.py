@@ -39,8 +39,6 @@ class AttentionBackward(Engine):
     name: ClassVar[str] = "attention_bwd"
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
-        if region.kind != "attention":
-            return reject(f"attention_bwd: the region is no attention ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if node.op not in TAGS:
             return reject(f"attention_bwd: '{node.label}' is not a backward pass ({node.op})")

@@ -28,8 +28,6 @@ class AttentionForward(Engine):
     name: ClassVar[str] = "attention_fwd"
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
-        if region.kind != "attention":
-            return reject(f"attention_fwd: the region has no attention node as its anchor ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if node.op not in FORWARD:
             return reject(f"attention_fwd: the anchor '{node.label}' of the region is another op ({node.op})")

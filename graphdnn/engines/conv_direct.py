@@ -84,8 +84,6 @@ class ConvDirect(Engine):
     name: ClassVar[str] = "conv_direct"
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
-        if region.kind != "matmul":
-            return reject(f"conv_direct: the region has no convolution as its anchor ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if any(form.window is None for form in contractions(node, graph)):
             return reject(f"conv_direct: the anchor '{node.name}' of the region does not slide over an image ({node.op}, or too many strides)")

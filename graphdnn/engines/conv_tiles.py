@@ -19,8 +19,6 @@ from graphdnn.status import Status, reject
 
 def accepts(name: str, graph: OperationGraph, region: Region) -> Status:
     """Whether engine ``name`` can cut the region's convolution into tiles."""
-    if region.kind != "matmul":
-        return reject(f"{name}: the region has no convolution as its anchor ({region.kind})")
     node = graph.nodes[region.anchors[0]]
     forms = contractions(node, graph)
     window = forms[0].window

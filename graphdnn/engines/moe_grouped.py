@@ -21,7 +21,7 @@ from graphdnn.engines.pointwise import PointwiseCpu, PointwiseCuda, elementwise
 from graphdnn.ir.index import Var
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
-from graphdnn.status import Status, reject
+from graphdnn.status import Status
 
 
 class MoeGrouped(MatmulSimt):
@@ -31,8 +31,6 @@ class MoeGrouped(MatmulSimt):
     name: ClassVar[str] = "moe_grouped"
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
-        if region.kind != "grouped":
-            return reject(f"{self.name}: the region has no grouped matmul as its anchor ({region.kind})")
         return fits(lambda: take_apart(graph, region, placeholder(region)))
 
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
