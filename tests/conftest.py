@@ -18,6 +18,8 @@ SHARES = {
     ("test_attention_inputs", "cudasim"): 48,
     ("test_bitwise", "cpu"): 16,
     ("test_bitwise", "cudasim"): 32,
+    ("test_zero_workspace", "cpu"): 2,
+    ("test_zero_workspace", "cudasim"): 8,
     ("conformance", "cpu"): 14,
     ("conformance", "cudasim"): 40,
     ("cases", "cudasim"): 8,

@@ -12,7 +12,6 @@ from typing import ClassVar
 from graphdnn.codegen.contraction import Contraction, contraction, contractions
 from graphdnn.device import DeviceProps
 from graphdnn.engines.base import Knobs
-from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import MatmulParts
 from graphdnn.engines.matmul_simt import MatmulSimt, PanelCpu
 from graphdnn.ir.opgraph import OperationGraph
@@ -40,7 +39,7 @@ class ConvImplicitGemm(MatmulSimt):
 
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         seconds = super()._cost(graph, region, device, knobs)
-        if isinstance(knobs, SimtTile):
+        if not isinstance(knobs, PanelCpu):
             return seconds
         seconds *= 1.1  # BLAS on matrices of few columns
         unfolded = 0

@@ -12,10 +12,11 @@ from graphdnn.codegen.recipes import joined
 from graphdnn.codegen.spec import Buffer, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.dtypes import info
-from graphdnn.engines import matmul_cpu, matmul_cuda
+from graphdnn.engines import matmul_cpu, matmul_cuda, plain_cpu
 from graphdnn.engines.base import Engine, Knobs, ceil_div, chain, fits, header, placeholder, roofline
 from graphdnn.engines.matmul_cuda import SimtTile
 from graphdnn.engines.matmul_parts import MatmulParts, take_apart
+from graphdnn.engines.plain_cpu import PlainCpu
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Region
 from graphdnn.status import OK, Status, reject
@@ -38,6 +39,8 @@ class MatmulSimt(Engine):
 
     id: ClassVar[int] = 2
     name: ClassVar[str] = "matmul_simt"
+    has_plain: ClassVar[bool] = True
+    """Whether a CPU can make its results one by one, without a workspace."""
 
     def _takes(self, op: str) -> bool:
         """Whether an anchor of this op is the engine's."""
@@ -65,7 +68,8 @@ class MatmulSimt(Engine):
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:
         if device.kind == "cpu":
-            return (PanelCpu(), PanelCpu(256), PanelCpu(4096))
+            panels = (PanelCpu(), PanelCpu(256), PanelCpu(4096))
+            return (*panels, PlainCpu()) if self.has_plain else panels
         if device.kind == "cudasim":
             return (SimtTile(8, 8, 4, 2, 2), SimtTile(4, 8, 4, 1, 2))
         tiles = [
@@ -83,6 +87,9 @@ class MatmulSimt(Engine):
         return 8 if info(graph.nodes[region.anchors[0]].compute).register.endswith("64") else 4
 
     def _check(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> Status:
+        if region.epilogue_reductions and isinstance(knobs, PlainCpu):
+            name = graph.nodes[region.epilogue_reductions[0]].name
+            return reject(f"{self.name}: {knobs!r} leaves no partial results, for the reduction '{name}'")
         if region.epilogue_reductions:
             parts = take_apart(graph, region, placeholder(region), False)
             kinds = {p.kind for p in parts.places if p}
@@ -98,6 +105,8 @@ class MatmulSimt(Engine):
 
     def _cost(self, graph: OperationGraph, region: Region, device: DeviceProps, knobs: Knobs) -> float:
         dtype = graph.nodes[region.anchors[0]].compute.name
+        if isinstance(knobs, PlainCpu):
+            return roofline(graph, region, device, plain_cpu.REACHED, dtype)
         if not isinstance(knobs, SimtTile):
             return roofline(graph, region, device, 0.9, dtype) * (1.0 if knobs == PanelCpu() else 1.1)
         forms = [f for f in self._forms(graph, region) if math.prod(f.sizes[:3])]
@@ -126,6 +135,8 @@ class MatmulSimt(Engine):
         words, title = chain(graph, region), header(graph, region, knobs)
         if isinstance(knobs, SimtTile):
             return matmul_cuda.lower(parts, knobs, words, title)
+        if isinstance(knobs, PlainCpu):
+            return plain_cpu.lower(parts, words, title)
         assert isinstance(knobs, PanelCpu)
         m, most = max(parts.m.size, 1), self._rows(parts, knobs)
         rows = ceil_div(m, ceil_div(m, most)) if m > most else most

@@ -29,6 +29,7 @@ class MoeGrouped(MatmulSimt):
 
     id: ClassVar[int] = 11
     name: ClassVar[str] = "moe_grouped"
+    has_plain: ClassVar[bool] = False
 
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         return fits(lambda: take_apart(graph, region, placeholder(region)))

@@ -275,8 +275,8 @@ class PlanSet:
 
     # -- texts ----------------------------------------------------------------------------------------------------------------------------
     def _reasons(self) -> str:
-        lines = [str(r) for r in dict.fromkeys(self.rejections)]
-        lines += [f"{self._plans[i].name}: {why}" for i, why in sorted(self._barred.items())]
+        lines = [f"{self._plans[i].name}: {why}" for i, why in sorted(self._barred.items())]
+        lines += [str(r) for r in dict.fromkeys(self.rejections)]
         shown = lines[:40] + ([f"and {len(lines) - 40} more"] if len(lines) > 40 else [])
         return "".join(f"\n  - {line}" for line in shown)
 
