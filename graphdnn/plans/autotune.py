@@ -201,9 +201,10 @@ class _Tuning:
     def run(self, pack: Mapping[Any, Any] | None, workspace: Any) -> Tuned:
         """All of it."""
         fitting = self._fitting()
+        if not fitting:
+            raise NotSupportedError(self._text("No valid execution plans: every plan was rejected or deselected, or needs too large a workspace"))
         usable = self._built(fitting)
         if not usable:
-            self.plans.check_support()  # says more where it fails
             raise BuildError(self._text("no plan could be built"))
         arena = Arena(self.plans.plan_at(usable[0]), pack, workspace)
         judge = Judge(arena, self.plans.plan_at(usable[0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from tests.unit.fake_cuda import FakeCuda, _int, _write
+from tests.unit.fake_cuda import FakeCuda, _at, _int, _write
 
 
 class FakeTiming(FakeCuda):
@@ -54,8 +54,8 @@ class FakeTiming(FakeCuda):
         self.functions.append(name.decode())
         _write(out, len(self.functions))
 
-    def cuLaunchKernelEx(self, config: int, function: int, parameters: int, extra: None) -> None:
-        name = self.functions[function - 1]
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: None) -> None:
+        name = self.functions[_at(function) - 1]
         for launches in self.recorded.values():
             launches.append(name)
 

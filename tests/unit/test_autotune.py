@@ -151,20 +151,22 @@ def test_what_does_not_fit_any_more_is_not_used(database):
 
 def test_a_limit_on_workspace_holds_and_limited_runs_do_not_answer_for_all(database):
     g = matmul()
-    with pytest.raises((BuildError, NotSupportedError)):
-        g.autotune(workspace_limit=0, workers=0)
     g.create_execution_plans([heur_mode.A])
     sizes = sorted({p.workspace_bytes for p in g._plans})
-    found = g.autotune(workspace_limit=sizes[0], workers=0, iterations=1)
-    assert g.get_workspace_size() == sizes[0] and all("more than" in r.why for r in found.dropped) and found.dropped
+    assert sizes[0] == 0
+    found = g.autotune(workspace_limit=sizes[1], workers=0, iterations=1)
+    assert {r.workspace for r in found.timed} == set(sizes[:2]) and found.dropped and all("more than" in r.why for r in found.dropped)
     key = tuning.key_of(g._opgraph, g._get_device())
-    assert database.measured(key) == [] and database.measured(key, sizes[0])
-    in_memory = matmul().autotune(workspace=np.empty(sizes[0], np.uint8))
+    assert database.measured(key) == [] and len(database.measured(key, sizes[1])) == len(found.timed)
+    assert [m.workspace for m in database.measured(key, 0)] == [0]
+    in_memory = matmul().autotune(workspace=np.empty(sizes[1], np.uint8))
     assert in_memory.source == "database" and in_memory.chosen == found.chosen
-    g = matmul(workspace_limit=sizes[0])
-    g.create_execution_plans([heur_mode.A])
-    g.build_plans()
-    assert g.get_workspace_size() == sizes[0]
+    g = matmul(workspace_limit=0)
+    g.build([heur_mode.A])
+    assert g.get_workspace_size() == 0
+    g.deselect_engines([f"eng2_k12={i}" for i, p in enumerate(g._plans) if not p.workspace_bytes and "unfused" not in p.name] + ["k12=3"])
+    with pytest.raises(NotSupportedError, match="bytes of workspace, more than 0"):
+        g.autotune(workspace_limit=0, workers=0)
 
 
 def test_benchmark_mode_times_once_and_deterministic_mode_never(monkeypatch, database):
