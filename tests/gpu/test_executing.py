@@ -1,0 +1,105 @@
+"""Executors and streams on a real GPU: bound calls are execute's bits on every stream, a destroyed stream, tensors of a second GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import graphdnn
+
+pytestmark = pytest.mark.gpu
+
+DESTROYED = """
+import torch, graphdnn
+from graphdnn import _libcuda
+from tests.gpu.test_executing import built, pack
+from graphdnn.targets.cuda_memory import Stream
+
+g = built("cuda:0")
+stream = Stream()
+run = g.plan.bind(pack("cuda:0"), None, stream.handle)
+run()
+stream.synchronize()
+_libcuda.driver().call("cuStreamDestroy_v2", stream.handle)
+for call in (run, lambda: g.plan.execute(pack("cuda:0"), None, stream.handle)):
+    try:
+        call()
+    except graphdnn.ExecutionError as error:
+        print(type(error).__name__, "stream" in str(error))
+run(stream=0)
+torch.cuda.synchronize()
+"""
+
+
+def built(device: str) -> Any:
+    """y = relu((a + b) * s)."""
+    g = graphdnn.pygraph(io_data_type="float32", compute_data_type="float32", device=device)
+    a, b = (g.tensor(name=n, dim=[2, 65, 64], stride=[65 * 64, 64, 1], uid=u) for n, u in (("a", 1), ("b", 2)))
+    s = g.tensor(name="s", dim=[1, 1, 1], stride=[1, 1, 1], is_pass_by_value=True, uid=3)
+    g.relu(input=g.mul(a=g.add(a=a, b=b), b=s)).set_output(True).set_uid(4)
+    g.build([graphdnn.heur_mode.A])
+    return g
+
+
+def pack(device: str, seed: int = 1) -> dict[int, Any]:
+    """Random inputs and an output of NaN."""
+    made = torch.Generator(device).manual_seed(seed)
+    a, b = (torch.randn(2, 65, 64, device=device, generator=made) for _ in range(2))
+    return {1: a, 2: b, 3: 0.5 + seed, 4: torch.full_like(a, float("nan"))}
+
+
+def wanted(given: dict[int, Any]) -> Any:
+    return ((given[1] + given[2]) * given[3]).relu()
+
+
+def test_threads_with_an_executor_and_a_stream_each() -> None:
+    g, wrong = built("cuda:0"), []
+
+    def work(number: int) -> None:
+        stream = torch.cuda.Stream()
+        given = pack("cuda:0", number)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            run = g.bind(given)
+            assert run.stream == stream.cuda_stream
+            for _ in range(200):
+                run()
+            stream.synchronize()
+        if not torch.equal(given[4], wanted(given)):
+            wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_destroyed_stream_is_an_execution_error() -> None:
+    """In a process of its own: drivers need not recognize it."""
+    done = subprocess.run([sys.executable, "-c", DESTROYED], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["ExecutionError True"] * 2
+
+
+def test_a_plan_follows_its_tensors() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    g = built("cuda:0")
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        given = pack(device)
+        g.execute(given, None)
+        torch.cuda.synchronize(device)
+        assert torch.equal(given[4], wanted(given))
+    run = g.bind(given := pack("cuda:1", 7))
+    run()
+    torch.cuda.synchronize("cuda:1")
+    assert torch.equal(given[4], wanted(given)) and run.plan.device.text == "cuda:1"
+    with pytest.raises(graphdnn.ValidationError, match="wrong device"):
+        g.execute(given | {2: pack("cuda:0")[2]}, None)
