@@ -79,8 +79,8 @@ class Tuning(Planning):
 
         The heuristic's plan is kept unless another one is faster by more than noise. The result goes to the tuning database. In deterministic mode
         nothing is timed. A graph with dims is tuned at their hints. Makes plans by heuristics first if there are none. NotSupportedError for the
-        simulator, a described device, and packed tensors without a pack; BuildError if no plan builds; ExecutionError if none gives right results;
-        ValidationError, KindError for arguments.
+        simulator, a described device, packed tensors without a pack, and where no plan is left; BuildError if no plan builds; ExecutionError if none
+        gives right results; ValidationError, KindError for arguments.
         """
         from graphdnn.plans import autotune as tuner
 
@@ -95,11 +95,6 @@ class Tuning(Planning):
             reuse=bool(reuse),
         )
         with self._noted():
-            if self.dims:
-                rule = "a graph whose extents differ from call to call cannot be tuned"
-                raise NotSupportedError(
-                    explain(rule, expected="fixed extents", found=f"dims {list(map(str, self.dims))}", fix="tune it at one shape")
-                )
             if self._plans is None:
                 if self._opgraph is None:
                     self.build_operation_graph()

@@ -15,6 +15,7 @@ from graphdnn import reference, targets
 from graphdnn.dtypes import info
 from graphdnn.engines.base import flops
 from graphdnn.errors import ValidationError, explain
+from graphdnn.plans.assemble import bytes_below
 from graphdnn.plans.scratch import Array, Scratch
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class Arena:
         binder, _ = plan.load()
         workspace = self.workspace if self.workspace is not None else self._block(plan.workspace_bytes)
         pointers, numbers, _ = binder.bind(pack, workspace)
-        rooms = binder.rooms(pack) if binder.packed else {}
+        found = binder.rooms(pack) if binder.packed else {}
+        rooms = {t: (min(before, bytes_below(self.graph.tensors[t])), room) for t, (before, room) in found.items()}
         unknown = [t for t in pointers if self.graph.tensors[t].ragged and t not in rooms]
         if unknown:
             name, fix = self.graph.tensors[unknown[0]].name, "pass the array instead of its address"

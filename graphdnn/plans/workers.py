@@ -130,7 +130,13 @@ def build(plans: Sequence[ExecutionPlan], count: int, timeout_s: float, tell: Ca
 
     try:
         with ThreadPoolExecutor(max(len(pool), 1)) as threads:
-            return list(threads.map(one, plans))
+            try:
+                return list(threads.map(one, plans))
+            except BaseException:  # an interrupt: nobody waits for what is left
+                threads.shutdown(wait=False, cancel_futures=True)
+                for worker in pool:
+                    worker.close()
+                raise
     finally:
         for worker in pool:
             worker.close()

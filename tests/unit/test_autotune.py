@@ -12,6 +12,8 @@ from graphdnn import build_plan_policy, data_type, heur_mode
 from graphdnn.engines import ENGINES
 from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, ValidationError
 from graphdnn.plans import autotune, cache, contest, tuning, workers
+from tests.attention_cases import Case, arguments, feeds, forward
+from tests.helpers import Setup, given
 from tests.unit import planted
 
 F32 = data_type.FLOAT
@@ -205,13 +207,36 @@ def test_bad_input():
     for device, why in (("cudasim", "simulator"), ("sm_90", "described device")):
         with pytest.raises(NotSupportedError, match=f"cannot be timed: .*{why}"):
             pointwise(n=50, device=device)[0].autotune()
-    dynamic = graphdnn.pygraph(device="cpu", io_data_type=F32, compute_data_type=F32)
-    dynamic.relu(dynamic.tensor(dim=(graphdnn.Dim("n", 1, 64), 4), stride=(4, 1))).set_output(True)
-    with pytest.raises(NotSupportedError, match="cannot be tuned; expected fixed extents, found dims .*n"):
-        dynamic.autotune()
     g.create_execution_plans([heur_mode.A])
     g.build_plans(build_plan_policy.HEURISTICS_CHOICE)
     loaded = graphdnn.pygraph(device="cpu")
     loaded.deserialize(g.serialize())
     with pytest.raises(BuildError, match="a loaded graph has one plan"):
         loaded.autotune()
+
+
+def test_a_graph_with_dims_is_tuned_at_its_hint():
+    g = graphdnn.pygraph(device="cpu", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32)
+    x = g.tensor(dim=(graphdnn.Dim("n", 1, 64), 4), stride=(4, 1), name="x")
+    y = g.relu(x).set_output(True)
+    found = g.autotune(workers=0, iterations=1)
+    assert found.source == "measured"
+    for n in (5, 64):
+        data, out = np.random.default_rng(n).standard_normal((n, 4), np.float32), np.full((n, 4), np.nan, np.float32)
+        g.execute({x: data, y: out}, np.empty(g.get_workspace_size(), np.uint8))
+        assert (out == np.maximum(data, 0)).all()
+
+
+def test_packed_tensors_are_tuned_with_a_pack_of_arrays():
+    case = Case(20, 25, 8, b=3, layout="packed", lengths=((20, 7, 1), (25, 3, 9)))
+    values = feeds(case)
+    g = graphdnn.pygraph(device="cpu", **arguments(case))
+    forward(case, values)(g)
+    g.build_operation_graph()
+    setup = Setup(g._opgraph, "cpu without fences", "numpy")
+    setup.fill(0, {k: given(v) for k, v in values.items() if isinstance(v, np.ndarray)}, {}, {})
+    with pytest.raises(NotSupportedError, match="packed tensors"):
+        g.autotune(workers=0)
+    found = g.autotune(setup.pack(), workers=0, iterations=1)
+    assert found.source == "measured" and not found.exact and not [r for r in found.dropped if "wrong" in r.why]
+    setup.assert_undamaged()
