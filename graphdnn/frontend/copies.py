@@ -148,6 +148,9 @@ class Copies(Shapes):
                     "shapes cannot be overridden", expected="the declared shapes", found=wanted[0][1], fix="pygraph(is_override_shape_enabled=True)"
                 )
             )
+        if any(t.symbolic_dim is not None or t.symbolic_stride is not None for t in self._tensors):
+            fix = "declare what changes with Dim, or all shapes with numbers"
+            raise NotSupportedError(explain("a graph with dims has no shapes to override", found=wanted[0][1], fix=fix))
         if isinstance(self._plans, LoadedPlans) and not self._filled:
             raise NotSupportedError(explain("a deserialized plan has the shapes it was built for", found=wanted[0][1], fix="build the graph here"))
         variant = self._variants.get(wanted)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import targets
+from graphdnn.dtypes import info
 from graphdnn.errors import ExecutionError, GraphError, ValidationError, explain
 from graphdnn.frontend.declare import Declarations, take_back
 from graphdnn.frontend.symbols import Dim, DimExpr, collected, parsed
@@ -16,6 +17,7 @@ from graphdnn.frontend.tensor import as_integer
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
 from graphdnn.ir.extent import Extent
+from graphdnn.plans.variant_pack import expect_mapping
 
 if TYPE_CHECKING:
     from graphdnn.frontend.pygraph import pygraph
@@ -23,17 +25,17 @@ if TYPE_CHECKING:
     from graphdnn.plans.dynamic import ShapePlans, Values
     from graphdnn.plans.plan import ExecutionPlan
 
-CORNERS = 4
-"""Of so many dims every combination of smallest and largest extent is looked at for the workspace; with more only all small and all large."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor that tells values: keys under which a pack may hold it, and its extents."""
+    """A tensor that tells values: keys under which a pack may hold it, and its extents. ``bytes_along``: the axis along which its array counts bytes
+    and not elements, which tells nothing; -1 if there is none."""
 
     tensor: Tensor
     keys: tuple[Any, ...]
     shape: tuple[DimExpr | int, ...]
+    bytes_along: int
 
 
 class Shapes(Declarations):
@@ -137,20 +139,27 @@ class Shapes(Declarations):
         return made
 
     def _largest_workspace(self, plan: ExecutionPlan) -> int:
-        """Bytes that any shape in the dims' ranges may need, as far as the smallest and largest extents show."""
+        """Bytes that any shape in the dims' ranges may need, as far as the hints, the largest extents, and each dim alone at its largest show. A
+        shape whose every plan needs more raises what says so, and then this is larger."""
         plans = self._shape_plans.get(plan.name)
         if plans is None:
             return plan.workspace_bytes
-        return plans.largest([(d.min, d.max, d.multiple_of) for d in self.dims.values()])
+        dims = list(self.dims.values())
+        hints, highs = [d.hint for d in dims], [d.max // d.multiple_of * d.multiple_of for d in dims]
+        alone = [[*hints[:i], high, *hints[i + 1 :]] for i, high in enumerate(highs)]
+        return plans.largest(dict.fromkeys(map(tuple, (highs, hints, *alone))))
 
     # ------------------------------------------------------------------------------------------------------------------- values of a call
     def _for_call(self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int) -> ExecutionPlan:
         """The plan for the shapes in ``pack``. ExecutionError where it would have to be made while the stream is captured."""
         plans = self._shape_plans.get(plan.name)
+        if given is not None:
+            expect_mapping(given, "dims", "names or Dims to extents")
         if plans is None:
             if given:
                 raise ValidationError(explain("the graph has no dims", expected="a graph of fixed shapes takes no dims", found=repr(given)[:80]))
             return plan
+        expect_mapping(pack)
         values = self._values(pack, given or {})
         if not plans.known(values) and targets.get(plan.device).capturing(stream):
             named = dict(zip(self.dims, values, strict=True))
@@ -162,7 +171,17 @@ class Shapes(Declarations):
                     fix="execute once with this shape before the capture",
                 )
             )
-        return plans.plan(values)
+        made = plans.plan(values)
+        if plans.promised is not None and made.workspace_bytes > plans.promised:
+            raise ValidationError(
+                explain(
+                    "this shape needs more workspace than get_workspace_size() has said",
+                    expected=f"{made.workspace_bytes} bytes",
+                    found=f"{plans.promised} bytes",
+                    fix="call get_workspace_size() again, which now knows this shape",
+                )
+            )
+        return made
 
     def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int]) -> Values:
         """Extents of the dims, from ``given`` and from the shapes of the arrays. ValidationError for one that is missing, contradicted, or outside
@@ -179,8 +198,8 @@ class Shapes(Declarations):
             sources = self._sources = tuple(self._told_by())
         shapes = [(s, shape) for s in sources if (shape := _shape(s, pack)) is not None]
         for s, shape in shapes:
-            for e, n in zip(s.shape, shape, strict=True):
-                if isinstance(e, Dim):
+            for a, (e, n) in enumerate(zip(s.shape, shape, strict=True)):
+                if isinstance(e, Dim) and a != s.bytes_along:
                     first = found.setdefault(e.name, (n, f"'{s.tensor.name}'"))
                     if first[0] != n:
                         raise _contradiction(e.name, first, n, s.tensor.name)
@@ -199,22 +218,26 @@ class Shapes(Declarations):
         made = []
         for t in self._tensors:
             if t.symbolic_dim is not None and not t.virtual and not t.by_value:
-                made.append(Source(t, tuple(k for k in (t, t.uid, t.name or None) if k is not None), t.symbolic_dim))
+                packed = t.dtype is not None and info(t.dtype).bits < 8
+                along = next((a for a in reversed(range(len(t.dim or ()))) if t.stride and t.stride[a] == 1), -1) if packed else -1
+                made.append(Source(t, tuple(k for k in (t, t.uid, t.name or None) if k is not None), t.symbolic_dim, along))
         return made
 
 
 def _shape(source: Source, pack: Mapping[Any, Any]) -> Sequence[int] | None:
-    """Shape of the array that the pack holds for a tensor; None for an address, for packed types and for another rank."""
+    """Shape of the array that the pack holds for a tensor; None for an address and for another rank."""
     for key in source.keys:
         if key in pack:
             shape = getattr(pack[key], "shape", None)
-            return shape if shape is not None and len(shape) == len(source.shape) else None
+            if not isinstance(shape, tuple | list) or len(shape) != len(source.shape):
+                return None
+            return [n if type(n) is int else as_integer(f"an extent of the array for '{source.tensor.name}'", n) for n in shape]
     return None
 
 
 def _check_shape(source: Source, shape: Sequence[int], named: Mapping[str, int]) -> None:
     wanted = [e.value(named) if isinstance(e, DimExpr) else e for e in source.shape]
-    if list(shape) != wanted and not (_packed(source) and list(shape[:-1]) == wanted[:-1]):
+    if any(n != w for a, (n, w) in enumerate(zip(shape, wanted, strict=True)) if a != source.bytes_along):
         values = ", ".join(f"{n} = {v}" for n, v in named.items())
         raise ValidationError(
             explain(
@@ -224,12 +247,6 @@ def _check_shape(source: Source, shape: Sequence[int], named: Mapping[str, int])
                 found=list(shape),
             )
         )
-
-
-def _packed(source: Source) -> bool:
-    from graphdnn.dtypes import info
-
-    return info(source.tensor.dtype).bits < 8
 
 
 def _contradiction(name: str, first: tuple[int, str], second: int, tensor: str) -> ValidationError:

@@ -117,11 +117,14 @@ class tensor(TensorDecl):
 
     def at(self, values: Mapping[str, int]) -> None:
         """Give the dims in the declaration these extents."""
-        some = {n: v or (Extent(1) if varies(v) else 1) for n, v in values.items()}  # an empty tensor has the strides of its shape with ones
         if self.symbolic_dim is not None:
             self.dim = tuple(e.value(values) if isinstance(e, DimExpr) else e for e in self.symbolic_dim)
         if self.symbolic_stride is not None:
-            self.stride = tuple(e.value(some) if isinstance(e, DimExpr) else e for e in self.symbolic_stride)
+            some = {n: v or (Extent(1) if varies(v) else 1) for n, v in values.items()}  # an empty tensor has the strides of its shape with ones
+            empty = self.dim is not None and 0 in self.dim
+            at = [(e, e.value(values)) if isinstance(e, DimExpr) else (e, e) for e in self.symbolic_stride]
+            unknown = self.dim is None  # a result whose dims are inferred later is empty where a stride is 0
+            self.stride = tuple(e.value(some) if isinstance(e, DimExpr) and (empty or (unknown and n == 0)) else n for e, n in at)
 
     # ------------------------------------------------------------------------------------------------------------------------------- roles
     def get_is_virtual(self) -> bool:

@@ -9,7 +9,7 @@ goes to a *general* line, which promises nothing about the alignment of rows, so
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from graphdnn.codegen.spec import Recipe
 from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.dtypes import info
 from graphdnn.engines import ENGINES
+from graphdnn.errors import GraphError
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
 from graphdnn.plans import cache, candidates, heuristics
@@ -73,11 +74,13 @@ class ShapePlans:
         store: KernelStore | None = None,
     ) -> None:
         """``first``: the chosen plan for the shape ``typical``. ``graph_at``: the graph for values of the symbols. ``neighbours``: other
-        shapes, which show what numbers change, as round as the given one or (True) as odd as they may be."""
+        shapes, which show what numbers change, as round as the given one or (True) as odd as they may be. ``promised``: the bytes of workspace
+        that a user was told to be enough; None until somebody asks."""
         self._device, self._graph_at, self._neighbours = device, graph_at, neighbours
         self._typical, self._store = typical, store
         self.forms = Forms()
-        self._largest: int | None = None
+        self.promised: int | None = None
+        self._largest = 0
         self.lines = [Line(first.label, tuple((o.engine, o.knobs) for o in first.options), False)]
         self._plans: dict[Values, ExecutionPlan] = {}
         self._lock = threading.RLock()
@@ -95,26 +98,28 @@ class ShapePlans:
                     made = self._made(values)
                     with cache.because(self.forms.news[-1] if len(self.forms.news) > before else "a plan was built"):
                         found = self._plans[values] = made.build()
+                    self._largest = max(self._largest, found.workspace_bytes)
         return found
 
     def known(self, values: Values) -> bool:
         """Whether the plan for these values is there: nothing is lowered, compiled or loaded for it."""
         return values in self._plans
 
-    def largest(self, ranges: Sequence[tuple[int, int, int]]) -> int:
-        """Bytes of workspace that the lines need for the largest shape: ``ranges`` are smallest and largest value and step of each symbol."""
+    def largest(self, corners: Iterable[Values]) -> int:
+        """Bytes of workspace that the lines need for these values of the symbols, or that a plan made since needed. It is :attr:`promised` then."""
         with self._lock:
-            if self._largest is None:
-                graph = self._graph_at(tuple(high // step * step for _, high, step in ranges))
-                fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None]
-                self._largest = max((f.recipe.workspace for f in fitted), default=0)
+            if self.promised is None:
+                graphs = [g for g in (self._valid(values) for values in corners) if g is not None]
+                fitted = [f for f in (self._fitted(line, graph) for graph in graphs for line in self.lines) if f is not None]
+                self._largest = max([self._largest, *(f.recipe.workspace for f in fitted)])
+            self.promised = self._largest
             return self._largest
 
     def _made(self, values: Values) -> ExecutionPlan:
         graph = self._graph_at(values)
         if all(graph.tensors[o].size == 0 for o in graph.outputs):
             return self._nothing(graph)
-        fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None]
+        fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None and self._promise_kept(f)]
         chosen = next((f for f in fitted if self._known(f)), None) or self._grown(fitted, graph, values)
         recipe, owned = parametric(chosen.recipe, chosen.owned, self.forms)
         return ExecutionPlan.of(chosen.graph, self._device, chosen.candidate, self._store, lowered=(recipe, owned))
@@ -135,24 +140,47 @@ class ShapePlans:
         for k in launched(chosen.recipe):
             self.forms.kernel(chosen.recipe.kernels[k])
         for other in self._neighbours(values, chosen.line.general):
-            near = self._fitted(chosen.line, self._graph_at(other))
+            model = self._valid(other)
+            near = None if model is None else self._fitted(chosen.line, model)
             for spec in () if near is None else (near.recipe.kernels[k] for k in launched(near.recipe)):
                 self.forms.learn(spec)
         return chosen
 
+    def _valid(self, values: Values) -> OperationGraph | None:
+        """The graph for values that nobody asked for; None where an op refuses them (a dim that must be even, or equal to another one)."""
+        try:
+            return self._graph_at(values)
+        except GraphError:
+            return None
+
     def _formed(self, fitted: Fitted) -> bool:
         return self.forms.formed([fitted.recipe.kernels[k] for k in launched(fitted.recipe)])
 
+    def _promise_kept(self, fitted: Fitted) -> bool:
+        """Whether the workspace of which the user was told is enough."""
+        return self.promised is None or fitted.recipe.workspace <= self.promised
+
     def _general(self, graph: OperationGraph) -> Fitted:
-        """A new general line: what the heuristics choose for a typical shape with odd extents, or, if ``graph`` does not fit that, for ``graph``."""
-        for model in (self._graph_at(self._neighbours(self._typical, True)[0]), graph):
-            best = candidates.create(_loosened(model), self._device).plan_at(0).candidate
-            line = Line(best.label, tuple((o.engine, o.knobs) for o in best.options), True)
-            found = self._fitted(line, graph)
-            if found is not None:
-                self.lines.append(line)
-                return found
-        raise AssertionError("a candidate of a graph fits this graph")
+        """A new general line: what the heuristics choose for a typical shape with odd extents, or, if ``graph`` does not fit that, for ``graph``.
+        One that needs more than the promised workspace is taken only where every plan does."""
+        found = None
+        for model in (m for m in (self._valid(self._neighbours(self._typical, True)[0]), graph) if m is not None):
+            try:
+                plans = candidates.create(_loosened(model), self._device)
+            except GraphError:
+                if model is graph:
+                    raise
+                continue
+            for best in (plans.plan_at(i).candidate for i in range(len(plans) if model is graph else 1)):
+                line = Line(best.label, tuple((o.engine, o.knobs) for o in best.options), True)
+                fitted = self._fitted(line, graph)
+                if fitted is not None and self._promise_kept(fitted):
+                    self.lines.append(line)
+                    return fitted
+                found = found or fitted
+        assert found is not None, "a candidate of a graph fits this graph"
+        self.lines.append(found.line)
+        return found
 
     def _fitted(self, line: Line, graph: OperationGraph) -> Fitted | None:
         """The line on ``graph``; None where its engines do not take it."""

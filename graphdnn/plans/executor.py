@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +104,7 @@ class Executor:
     # -- binding --------------------------------------------------------------------------------------------------------------------------
     def _bind(self, pack: variant_pack.Pack, workspace: Any) -> None:
         """Take over the buffers of ``pack`` by uid, so that it does not matter which of a tensor's keys is used."""
-        if not isinstance(pack, Mapping):
-            raise KindError(explain("the variant pack has the wrong type", expected="a mapping of tensors, uids or names", found=type(pack).__name__))
+        variant_pack.expect_mapping(pack)
         binder = self._own.load()[0]
         uids = {at: uid for uid, at in binder.by_uid.items()}
         named = {binder.position(key): value for key, value in pack.items()}

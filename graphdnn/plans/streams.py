@@ -11,7 +11,7 @@ from graphdnn.device import DeviceProps
 
 def current(pack: Mapping[Any, Any], device: DeviceProps) -> int:
     """The current stream of the framework whose device arrays are in ``pack``; 0 (the legacy default stream) where there is none, and on a CPU."""
-    if device.kind != "cuda":
+    if device.kind != "cuda" or not isinstance(pack, Mapping):  # which the plan refuses
         return 0
     torch = sys.modules.get("torch")
     if torch is not None:

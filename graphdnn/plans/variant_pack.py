@@ -126,6 +126,8 @@ class Binder:
 
     def place(self, pack: Pack, workspace: Any) -> Placed:
         """What ``bind`` gives, the addresses in the order of ``ids``."""
+        if type(pack) is not dict:
+            expect_mapping(pack)
         count, quick = len(self.checks), self.quick
         found: Sequence[Any] | None = quick.values(pack)
         if found is None:
@@ -326,6 +328,12 @@ def _fault(slot: Slot, facts: Facts) -> tuple[str, str, str, str | None] | None:
     if facts.pointer <= 0 < slot.nbytes:
         return "is a null pointer", "an address", str(facts.pointer), None
     return None
+
+
+def expect_mapping(pack: Any, what: str = "the variant pack", keys: str = "tensors, uids or names") -> None:
+    """KindError for what is no mapping."""
+    if not isinstance(pack, Mapping):
+        raise KindError(explain(f"{what} has the wrong type", expected=f"a mapping of {keys}", found=type(pack).__name__))
 
 
 def _missing(label: str) -> ValidationError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
+from tests.fuzz.dynamic import check_dynamic
 from tests.fuzz.features import features, thin
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Program, check, script
@@ -36,6 +38,36 @@ def test_cpu(first):
 @pytest.mark.parametrize("seed", range(SIM_SHARE))
 def test_simulator(seed):
     checked(seed, "cudasim")
+
+
+def checked_dims(seeds: Iterable[int], device: str) -> Counter[str]:
+    """What became of the shapes of these seeds with dims; a failure names its seed."""
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            found.update(check_dynamic(tame(seed, limits_for(device)), device, seed))
+        except Exception as error:
+            pytest.fail(f"check_dynamic, seed {seed} on {device}: {type(error).__name__}: {error}")
+    return found
+
+
+def test_dims():
+    assert checked_dims((1, 3, 6, 7), "cpu")["same numbers"] >= 4
+
+
+@pytest.mark.sim
+def test_dims_in_the_simulator():
+    assert checked_dims(range(3), "cudasim")["same numbers"] >= 3
+
+
+@pytest.mark.slow
+def test_dims_full_budget():
+    assert checked_dims(range(600), "cpu")["same numbers"] >= 900
+
+
+@pytest.mark.gpu
+def test_dims_on_a_gpu():
+    assert checked_dims(range(40), "cuda:0")["same numbers"] >= 60
 
 
 @pytest.mark.slow

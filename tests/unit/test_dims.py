@@ -230,3 +230,98 @@ def test_damaged_forms(number: int) -> None:
     whole["forms"] = json.loads(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
     with pytest.raises(graphdnn.SerializationError, match="kernel cache text cannot be read"):
         graphdnn.create_kernel_cache().deserialize(json.dumps(whole))
+
+
+def float_graph(**arguments: Any) -> Any:
+    kinds = dict.fromkeys(("io_data_type", "intermediate_data_type", "compute_data_type"), data_type.FLOAT)
+    return graphdnn.pygraph(**kinds, device="cpu", **arguments)
+
+
+def test_shapes_that_ops_refuse_may_lie_beside_the_hint() -> None:
+    """Shapes that are looked at beside those of a call, to see what changes, need not be graphs: m and n are equal, and halves."""
+    g = float_graph()
+    m, n = Dim("m", 0, 100, hint=64), Dim("n", 0, 120, hint=64)
+    g.add(g.tensor(name="X", dim=[m, 8], layout="row"), g.tensor(name="Y", dim=[n, 8], layout="row")).set_output(True).set_name("Z")
+    g.build([heur_mode.A])
+    assert g.get_workspace_size() == 0
+    for rows in (64, 5, 1):
+        pack = arrays(rows) | {"Y": np.full((rows, 8), 2, np.float32)}
+        g.execute(pack, None)
+        assert np.array_equal(pack["Z"], pack["X"] + 2)
+    with pytest.raises(ValidationError, match="cannot be broadcast"):
+        g.execute(arrays(64) | {"Y": np.full((63, 8), 2, np.float32)}, None)
+
+
+def test_no_shape_needs_more_workspace_than_was_said() -> None:
+    g = float_graph()
+    m, k = Dim("m", 0, 300), Dim("k")
+    y = g.matmul(g.tensor(name="A", dim=[m, k], layout="row"), g.tensor(name="B", dim=[k, 64], layout="row"))
+    g.matmul(g.softmax(y, 0), g.tensor(name="C", dim=[64, 32], layout="row")).set_output(True).set_name("Z")
+    g.build([heur_mode.A])
+    size = g.get_workspace_size()
+    assert size > 0
+    plans = next(iter(g._shape_plans.values()))
+    for shape in ((3, 5), (300, 5000), (1, 77), (0, 9)):
+        assert plans.plan(shape).workspace_bytes <= size
+    plans.promised = 0  # as if a user had asked when less seemed enough
+    given = {"m": 9, "k": 78}
+    with pytest.raises(ValidationError, match="more workspace than get_workspace_size.*again"):
+        g.execute(dict.fromkeys(("A", "B", "C", "Z"), 1 << 20), None, dims=given)
+    assert g.get_workspace_size() >= size and g._for_call(g.plan, {}, given, 0).workspace_bytes > 0
+
+
+@pytest.mark.parametrize("row", [True, False])
+def test_arrays_of_a_packed_type_count_bytes_along_one_axis(row: bool) -> None:
+    """Two numbers of FP4 to a byte: the array's extent along the rows is not that of the dim."""
+    g = float_graph()
+    m, n = Dim("m", 2, 64, multiple_of=2), Dim("n", 2, 64, multiple_of=2)
+    x = g.tensor(name="X", dim=[m, n], stride=[n, 1] if row else [1, m], data_type=data_type.FP4_E2M1)
+    g.identity(x).set_output(True).set_name("Y")
+    g.build([heur_mode.A])
+    pack = {"X": np.full((4, 3) if row else (2, 6), 0x22, np.uint8), "Y": np.zeros((4, 6), np.float32)}
+    with pytest.raises(ValidationError, match=f"dim '{'n' if row else 'm'}' is not known"):
+        g.execute(pack, None)
+    g.execute(pack, None, dims={"n": 6} if row else {"m": 4})
+    assert (pack["Y"] == 1).all()
+
+
+def test_no_mappings_and_no_extents() -> None:
+    """What is no mapping is told as such, on the first call and later ones; so is a shape that is none."""
+    g, fixed = graph(Dim("rows", 1, 100)), graph(5)
+    for each in (g, fixed):
+        each.build([heur_mode.A])
+        for _ in range(2):
+            each.execute(arrays(5), None)
+            for bad in (None, [np.zeros(3)], 7, "XYZ"):
+                with pytest.raises(KindError, match="variant pack has the wrong type"):
+                    each.execute(bad, None)
+        for bad in ([("rows", 5)], 5, "rows"):
+            with pytest.raises(KindError, match="dims has the wrong type"):
+                each.execute(arrays(5), None, dims=bad)
+
+    class Odd:
+        shape = (7.5, 8)
+
+    with pytest.raises(KindError, match="an extent of the array for 'X'"):
+        g.execute(arrays(5) | {"X": Odd()}, None)
+
+
+def test_dims_and_overridden_shapes_do_not_mix() -> None:
+    g = graph(Dim("rows", 1, 100), is_override_shape_enabled=True)
+    g.build([heur_mode.A])
+    with pytest.raises(NotSupportedError, match="no shapes to override"):
+        g.execute(arrays(5), None, override_uids=[1], override_shapes=[[5, 8]], override_strides=[[8, 1]])
+
+
+def test_a_stride_may_be_padded_by_nothing() -> None:
+    """A dim of 0 in the stride of a tensor that has elements is 0; only the strides of an empty tensor are those of its shape with ones."""
+    g = float_graph()
+    m, gap = Dim("m", 0, 100), Dim("gap", 0, 9)
+    x = g.tensor(name="X", dim=[m, 4], stride=[gap + 4, 1])
+    g.neg(x).set_output(True).set_name("Y").set_dim([m, 4]).set_stride([2 * gap + 4, 1])
+    g.build([heur_mode.A])
+    for rows, room in ((5, 0), (5, 2), (0, 0), (1, 0)):
+        held, out = np.arange(200, dtype=np.float32), np.zeros(200, np.float32)
+        g.execute({"X": held.ctypes.data, "Y": out.ctypes.data}, None, dims={"m": rows, "gap": room})
+        pitch, wide = 4 + room, 4 + 2 * room
+        assert np.array_equal(out[: rows * wide].reshape(rows, wide)[:, :4], -held[: rows * pitch].reshape(rows, pitch)[:, :4])
