@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def ours(torch: Any, device: str, data: dict[str, Any]) -> tuple[list[Contender]
     fe: Any = graphdnn
     handle = fe.create_handle(device)
     if device.startswith("cuda"):
-        fe.set_stream(handle, torch.cuda.current_stream().cuda_stream)
+        fe.set_stream(handle, torch.cuda.current_stream(device).cuda_stream)
     graph, pack = build(fe, data, handle=handle)
     copies = _like(data)
     other = dict(zip(pack, copies.values(), strict=True))
@@ -149,11 +150,12 @@ def theirs(torch: Any, device: str, data: dict[str, Any], tell: Callable[[str], 
     """The cuDNN frontend's contender, where it is installed and takes the graph."""
     if not device.startswith("cuda"):
         return []
+    torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8, device=device), torch.ones(1, 1, 3, 3, device=device))  # loads torch's own libcudnn
     try:
         import cudnn  # type: ignore[import-not-found,unused-ignore]
 
         handle = cudnn.create_handle()
-        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
         graph, pack = build(cudnn, data, handle=handle)
         space = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device=device)
     except Exception as error:  # whatever the frontend raises: a benchmark without it is better than none
@@ -185,7 +187,7 @@ def measure(torch: Any, case: str, device: str, rounds: int, calls: int, tell: C
     wanted, limit = expected(data), TOLERANCE[str(data["A"].dtype).removeprefix("torch.")]
     mine, graph = ours(torch, device, data)
     contenders = [*mine, *theirs(torch, device, _like(data), tell), Contender("an empty call", lambda: None)]
-    wait = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
+    wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else (lambda: None)
     results = []
     for c, rows in zip(contenders, common.take_turns([timer(c.call, wait, calls) for c in contenders], rounds), strict=True):
         if c.out is not None:
