@@ -6,8 +6,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphdnn.errors import ValidationError, explain
+from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.frontend.planning import Planning
+from graphdnn.frontend.tensor import as_integer
 
 if TYPE_CHECKING:
     from graphdnn.plans.plan import ExecutionPlan
@@ -35,16 +36,25 @@ class RawCalls(Planning):
         self.plan.load()
 
     def _execute_with_ptrs(self, ptrs: Sequence[int], workspace: int, handle: int | None = None) -> None:
-        """Run the built plan on addresses in the order of ``_get_variant_pack_uids_sorted()``. ValidationError for another number of them."""
-        uids = self._get_variant_pack_uids_sorted()
-        if len(ptrs) != len(uids):
-            raise ValidationError(explain("wrong number of addresses", expected=f"{len(uids)}, for uids {uids}", found=len(ptrs)))
+        """Run the built plan on addresses in the order of ``_get_variant_pack_uids_sorted()``. ValidationError for another number of them, KindError
+        for what is no sequence."""
+        if not hasattr(ptrs, "__len__"):
+            raise KindError(explain("ptrs has the wrong type", expected="a sequence of addresses", found=repr(ptrs)[:80]))
+        uids = self._count_of(len(ptrs))
         self._execute(dict(zip(uids, ptrs, strict=True)), workspace, handle)
+
+    def _count_of(self, count: int) -> list[int]:
+        """The sorted uids; ValidationError unless there are so many."""
+        uids = self._get_variant_pack_uids_sorted()
+        if count != len(uids):
+            raise ValidationError(explain("wrong number of addresses", expected=f"{len(uids)}, for uids {uids}", found=count))
+        return uids
 
     def _execute_with_raw_ptrs(self, ptrs: int, count: int, workspace: int, handle: int | None = None) -> None:
         """``_execute_with_ptrs`` with the address of an array of ``count`` addresses (void**)."""
-        if ptrs <= 0:
+        if as_integer("ptrs", ptrs) <= 0:
             raise ValidationError(explain("the array of addresses is a null pointer", expected="the address of an array of void*", found=ptrs))
+        self._count_of(as_integer("count", count))  # before so many are read
         self._execute_with_ptrs(list((ctypes.c_uint64 * count).from_address(ptrs)), workspace, handle)
 
 

@@ -11,11 +11,15 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from graphdnn.errors import KindError, explain
+from graphdnn.errors import KindError, ValidationError, explain
 
 POINTER, NUMPY, TORCH, OTHER = 1, 2, 3, 4
 KINDS: dict[type, int] = {int: POINTER}
 """Kind of a value by its exact type, filled as types are met."""
+
+
+ADDRESSES = 1 << 64
+"""Addresses are below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ def _classify(value: Any) -> int:
 
 
 def facts(value: Any, what: str = "the value", tensor: str | None = None) -> Facts:
-    """All that is known of a buffer. KindError that names ``what`` and ``tensor`` for what is no buffer, or does not let itself be looked at."""
+    """All that is known of a buffer. ValidationError for an int that is no address, KindError for what is no buffer or does not let itself be looked
+    at; both name ``what`` and ``tensor``."""
     cls = type(value)
     kind = KINDS.get(cls, 0) or _classify(value)
     if not kind:
@@ -56,6 +61,8 @@ def facts(value: Any, what: str = "the value", tensor: str | None = None) -> Fac
         raise KindError(explain(f"{what} is not a buffer", tensor=tensor, expected=expected, found=cls.__name__))
     KINDS[cls] = kind
     if kind == POINTER:
+        if value >= ADDRESSES:
+            raise ValidationError(explain(f"{what} is not an address", tensor=tensor, expected="a number of 64 bits", found=f"{int(value):#x}"))
         return Facts(int(value))
     try:
         return _numpy(value) if kind == NUMPY else _torch(value) if kind == TORCH else _other(value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from graphdnn.errors import ExecutionError, KindError, ValidationError, explain
+from graphdnn.errors import ExecutionError, GraphError, KindError, ValidationError, explain
 from graphdnn.plans import streams, variant_pack
 from graphdnn.targets.base import Prepared
 
@@ -52,15 +53,21 @@ class Executor:
         """Run on raw addresses, one for each of ``uids``, this once; by-value numbers and the workspace are the bound ones.
 
         The caller vouches for the addresses: device, size, data type, alignment and overlap are not looked at, and nothing is kept alive.
-        ValidationError for a wrong count or a null address.
+        ValidationError for a wrong count or a null address, KindError for what is no address.
         """
         if not self._busy.acquire(False):
             raise _in_use()
         try:
-            if len(addresses) != self._count or None in addresses or 0 in addresses:
-                self._refuse(addresses)
-            self._moved = True
-            self._prepared.move(addresses)
+            try:
+                if len(addresses) != self._count or None in addresses or 0 in addresses:
+                    self._refuse(addresses)
+                self._moved = True
+                self._prepared.move(addresses)
+            except (TypeError, ValueError, OverflowError, struct.error) as cause:
+                if isinstance(cause, GraphError):
+                    raise
+                rule, found = "addresses are integers of 64 bits", repr(addresses)[:80]
+                raise KindError(explain(rule, expected=f"a sequence of {self._count} of them", found=found)) from cause
             self._prepared.run(self._stream if stream is None else stream if type(stream) is int else _address(stream))
         finally:
             self._busy.release()

@@ -19,7 +19,7 @@ from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
 from graphdnn.plans import buffers, scalars
 from graphdnn.plans.assemble import arg_buffer, bytes_below, tensor_bytes
 from graphdnn.plans.assemble import buffers as named_buffers
-from graphdnn.plans.buffers import KINDS, NUMPY, TORCH, Facts
+from graphdnn.plans.buffers import ADDRESSES, KINDS, NUMPY, TORCH, Facts
 from graphdnn.plans.overlap import disjoint
 from graphdnn.plans.quick import Quick
 
@@ -189,7 +189,7 @@ class Binder:
         for value, (types, nbytes, mask, written) in zip(found, self.checks, strict=False):
             cls, pointer = type(value), 0
             if cls is int:
-                pointer = value
+                pointer = value if value < ADDRESSES else 0
             elif (kind := kinds(cls)) == TORCH:
                 if value.dtype in types and (value.is_cpu if host else value.get_device() == ordinal):
                     if value.nbytes >= nbytes and value.is_contiguous():

@@ -70,6 +70,15 @@ def test_raw_addresses() -> None:
         run.run(raw[:2])
     run.run(raw)
     assert (pack[4] == 1).all()
+    for odd in (None, 5, "abc", [1 << 70, raw[1], raw[2]], [raw[0], -1, raw[2]], [raw[0], 1.5, raw[2]], [*raw[:2], "a"]):
+        with pytest.raises(KindError, match="addresses are integers of 64 bits"):
+            run.run(odd)
+    for call in (lambda: g.execute(pack | {1: 1 << 70}, None), lambda: run.update({1: 1 << 64}), lambda: g.bind(pack | {4: 1 << 64})):
+        with pytest.raises(ValidationError, match="is not an address.*64 bits"):
+            call()
+    pack[4][:] = np.nan
+    run()  # what was bound is still there
+    assert (pack[4] == 1).all()
 
 
 def test_an_executor_keeps_its_buffers_and_only_those() -> None:
@@ -257,5 +266,11 @@ def test_calls_by_raw_addresses() -> None:
         g._execute(at | {3: 0}, 0)
     with pytest.raises(ValidationError, match="null pointer"):
         g._execute_with_raw_ptrs(0, 4, 0)
+    for count in (-1, 3, 1 << 40):  # refused before the array is read
+        with pytest.raises(ValidationError, match="wrong number"):
+            g._execute_with_raw_ptrs(8, count, 0)
+    for odd in (lambda: g._execute_with_ptrs(None, 0), lambda: g._execute_with_raw_ptrs(listed, 4, 0), lambda: g._execute_with_raw_ptrs(8, "4", 0)):
+        with pytest.raises(KindError):
+            odd()
     with pytest.raises(BuildError):
         scaled_sum("cpu", built=False)._get_variant_pack_uids_sorted()
