@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -203,3 +204,46 @@ def test_the_command(database, tmp_path, capsys):
     out.write_text(out.read_text().replace('"pid": ', '"pid": 1'))
     assert cli.main(["tuning", "merge", str(out)]) == 1 and "another checksum" in capsys.readouterr().err
     assert cli.main(["tuning", "merge", str(graph)]) == 1 and "no tuning database" in capsys.readouterr().err
+
+
+KILLED = """
+import os, threading, time
+import graphdnn
+from graphdnn.engines import ENGINES
+from graphdnn.plans import workers
+from tests.unit import planted
+import graphdnn.engines
+graphdnn.engines.ENGINES = (planted.Hanging(), *ENGINES)
+real = workers.Worker._start
+def started(self):
+    process = real(self)
+    print(process.pid, flush=True)
+    return process
+workers.Worker._start = started
+F = graphdnn.data_type.FLOAT
+g = graphdnn.pygraph(device="cpu", io_data_type=F, compute_data_type=F)
+g.relu(g.tensor(dim=(2, 30, 5), layout="row")).set_output(True)
+g.autotune(workers=1)
+"""
+
+
+def test_a_worker_that_hangs_ends_with_a_parent_that_is_killed(database):
+    env = os.environ | {"GRAPHDNN_TUNING_DB": str(database.path)}
+    parent = subprocess.Popen([sys.executable, "-c", KILLED], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    time.sleep(1.0)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 60
+    while alive(worker) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not alive(worker)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
