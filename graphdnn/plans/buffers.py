@@ -122,6 +122,33 @@ def _interface(facts: dict[str, Any], device: str) -> Facts:
     return Facts(int(pointer or 0), _reach(facts["shape"], facts.get("strides"), bits // 8), dtype, device, not read_only)
 
 
+_MAX_SHOWN = 16
+
+
+def _description(value: Any) -> tuple[int, tuple[Any, ...]]:
+    """The address of an array that shows itself by ``__cuda_array_interface__``, and all else that a check can look at."""
+    facts = value.__cuda_array_interface__
+    pointer, read_only = facts["data"]
+    return int(pointer or 0), (facts["typestr"], facts["shape"], facts.get("strides"), read_only, _interface_device(value))
+
+
+def address_if_known(value: Any, known: set[Any]) -> int:
+    """The address of an array on a GPU that is described as one of ``known``; 0 for any other, which has to be looked at closely."""
+    try:
+        pointer, about = _description(value)
+        return pointer if about in known and pointer < ADDRESSES else 0
+    except Exception:  # the close look says what is wrong with it
+        return 0
+
+
+def remember(value: Any, known: set[Any]) -> None:
+    """Add the description of an array that was found to fit, where it has one."""
+    if hasattr(value, "__cuda_array_interface__") and len(known) < _MAX_SHOWN:
+        about = _description(value)[1]
+        if isinstance(about[1], tuple):
+            known.add(about)
+
+
 def _interface_device(value: Any) -> str:
     """The ordinal where the array tells it (cupy by ``device.id``, others by DLPack); "cuda" where it does not."""
     index = getattr(getattr(value, "device", None), "id", None)

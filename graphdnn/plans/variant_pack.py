@@ -19,7 +19,7 @@ from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
 from graphdnn.plans import buffers, scalars
 from graphdnn.plans.assemble import arg_buffer, bytes_below, tensor_bytes
 from graphdnn.plans.assemble import buffers as named_buffers
-from graphdnn.plans.buffers import ADDRESSES, KINDS, NUMPY, TORCH, Facts
+from graphdnn.plans.buffers import ADDRESSES, KINDS, NUMPY, OTHER, TORCH, Facts
 from graphdnn.plans.overlap import disjoint
 from graphdnn.plans.quick import Quick
 
@@ -73,7 +73,7 @@ class Elsewhere(ValidationError):
 @dataclass(frozen=True, eq=False, slots=True)
 class Slot:
     """One buffer that a plan needs: ``nbytes`` from its address on, ``below`` in front of it. ``types``: framework data types seen so far that fit
-    (they are looked up by identity)."""
+    (they are looked up by identity). ``shown``: how arrays that fit describe themselves by ``__cuda_array_interface__``."""
 
     index: int
     tensor: Tensor
@@ -83,6 +83,7 @@ class Slot:
     written: bool
     names: frozenset[str]
     types: set[Any] = field(default_factory=set)
+    shown: set[Any] = field(default_factory=set)
 
     @property
     def label(self) -> str:
@@ -198,6 +199,8 @@ class Binder:
                 flags = value.flags
                 if flags.c_contiguous and (flags.writeable or not written):
                     pointer = value.__array_interface__["data"][0]
+            elif kind == OTHER and not host:
+                pointer = buffers.address_if_known(value, self.slots[len(addresses)].shown)
             if pointer <= 0 or pointer & mask:
                 pointer = self._slow(self.slots[len(addresses)], value)
             addresses.append(pointer)
@@ -243,6 +246,8 @@ class Binder:
             raise Misaligned(explain(f"{what} is not aligned as declared", tensor=tensor.name, expected=expected, found=found, fix=fix))
         if KINDS.get(type(value)) in (TORCH, NUMPY):
             slot.types.add(value.dtype)
+        elif not self.host:
+            buffers.remember(value, slot.shown)
         return facts.pointer
 
     def alignments(self, pack: Pack, workspace: Any) -> dict[int, int]:

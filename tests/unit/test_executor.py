@@ -274,3 +274,23 @@ def test_calls_by_raw_addresses() -> None:
             odd()
     with pytest.raises(BuildError):
         scaled_sum("cpu", built=False)._get_variant_pack_uids_sorted()
+
+
+def test_arrays_of_other_libraries_are_checked_every_time(fake: FakeCuda) -> None:
+    """What describes itself as an array that fitted is taken at once; address, size, type, device and alignment still count."""
+    g, pack = scaled_sum("cuda:0"), on_gpu()
+    for given in (pack, on_gpu(0x900000), pack):
+        g.plan.execute(given)
+    assert [{0x100000, 0x120000} <= set(x[6]) for x in launches(fake)] == [True, False, True]
+    assert {0x900000, 0x910000, 0x920000} <= set(launches(fake)[1][6])
+    other = CudaArray(0x100000)
+    other.__cuda_array_interface__ = other.__cuda_array_interface__ | {"typestr": "<f2"}
+    for wrong, message in (
+        (CudaArray(0x100000, shape=(2, 3, 63)), "too small"),
+        (other, "wrong data type"),
+        (CudaArray(0), "null pointer"),
+        (CudaArray(0x110100), "overlaps"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValidationError, match=message):
+                g.plan.execute(pack | {4: wrong})
