@@ -99,7 +99,7 @@ def lower(p: AttentionProblem, knobs: AttentionCpu, memory: Mapping[int, Buffer]
         "columns": knobs.columns,
         "depth": knobs.depth,
         "depth_parts": ceil_div(p.d_qk, knobs.depth),
-        "chunked": p.d_qk > knobs.depth,
+        "chunked": p.d_qk != knobs.depth,  # knobs of another shape may be wider than this one
         "d_qk": p.d_qk,
         "values": knobs.values,
         "tile": TILE,

@@ -183,6 +183,10 @@ class Shapes(Declarations):
             )
         return made
 
+    def _of_call(self, plan: ExecutionPlan, pack: Mapping[Any, Any]) -> dict[int | None, Any]:
+        """The graph's tensors by uid, with the dims and strides of the shapes in ``pack``. Raises what ``execute`` raises."""
+        return {t.uid: t for t in self._for_call(plan, pack, None, 0).graph.tensors}
+
     def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int]) -> Values:
         """Extents of the dims, from ``given`` and from the shapes of the arrays. ValidationError for one that is missing, contradicted, or outside
         its range."""

@@ -256,9 +256,11 @@ class Graph:
         graph = self._get()
         torch_like = any(map(is_torch, pack.values()))
         device = graph._get_device()
+        shaped = graph._of_call(graph.plan, pack) if graph.dims else {}
         for t in outputs:
             if t not in pack:
-                pack[t] = given[self._canonical.get(t) or t.name or t.get_uid()] = allocate.empty(t, device, torch_like)
+                made = allocate.empty(shaped.get(t.uid, t), device, torch_like)
+                pack[t] = given[self._canonical.get(t) or t.name or t.get_uid()] = made
         if workspace is None:
             workspace = self._workspace(graph.get_workspace_size(), device, torch_like)
         used = self._handle if handle is None else handle

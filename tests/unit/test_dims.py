@@ -325,3 +325,34 @@ def test_a_stride_may_be_padded_by_nothing() -> None:
         g.execute({"X": held.ctypes.data, "Y": out.ctypes.data}, None, dims={"m": rows, "gap": room})
         pitch, wide = 4 + room, 4 + 2 * room
         assert np.array_equal(out[: rows * wide].reshape(rows, wide)[:, :4], -held[: rows * pitch].reshape(rows, pitch)[:, :4])
+
+
+def test_the_wrapper_makes_outputs_of_the_shape_of_the_call() -> None:
+    b, s = Dim("b", 1, 9), Dim("s", 1, 40)
+    kinds = dict.fromkeys(("io_data_type", "intermediate_data_type", "compute_data_type"), data_type.FLOAT)
+    with graphdnn.Graph(**kinds, inputs=["X"], outputs=["Y", "Z"], device="cpu") as g:
+        x = g.tensor(name="X", dim=[b, s], layout="row")
+        g.relu(x).set_output(True).set_name("Y")
+        g.softmax(x, 1).set_output(True).set_name("Z")
+    for shape in ((3, 7), (1, 1), (9, 40), (5, 1)):
+        given = np.random.default_rng(shape[0]).standard_normal(shape, np.float32)
+        y, z = g(given)
+        whole = np.exp(given) / np.exp(given).sum(1, keepdims=True)
+        assert np.array_equal(y, np.maximum(given, 0)) and z.shape == shape and np.allclose(z, whole, atol=1e-6)
+
+
+def test_knobs_for_wider_heads() -> None:
+    """The knobs that were chosen for the hints also run heads of fewer elements: what is beside them is not read."""
+    d, e = Dim("d", 1, 40, hint=16), Dim("e", 1, 40, hint=16)
+    g = float_graph()
+    shapes = {"Q": [2, 2, 5, d], "K": [2, 2, 6, d], "V": [2, 2, 6, e]}
+    q, k, v = (g.tensor(name=n, dim=dim, layout="row") for n, dim in shapes.items())
+    g.sdpa(q, k, v, attn_scale=0.5, is_inference=True)[0].set_output(True).set_name("O").set_dim([2, 2, 5, e]).set_stride([10 * e, 5 * e, e, 1])
+    g.build([heur_mode.A])
+    for wide, out in ((16, 16), (5, 16), (16, 3), (17, 33), (1, 1), (40, 40)):
+        rng = np.random.default_rng(wide)
+        sizes = {"Q": (2, 2, 5, wide), "K": (2, 2, 6, wide), "V": (2, 2, 6, out)}
+        pack = {n: rng.standard_normal(size, np.float32) for n, size in sizes.items()} | {"O": np.full((2, 2, 5, out), np.nan, np.float32)}
+        g.execute(pack, np.zeros(g.get_workspace_size() + 1, np.uint8))
+        scores = np.exp(0.5 * pack["Q"].astype(float) @ pack["K"].swapaxes(2, 3))
+        assert np.allclose(pack["O"], scores / scores.sum(3, keepdims=True) @ pack["V"], atol=1e-4)
