@@ -138,7 +138,7 @@ class Pipeline:
         from graphdnn import targets
 
         if not self.device.described and targets.get(self.device).capturing(stream):
-            rule, fix = "a capture is under way on this stream already", "call capture() before it begins; replay() may be captured"
+            rule, fix = "a capture is under way on this stream already", "call capture() before it begins; execute() can be captured"
             raise ExecutionError(explain(rule, expected="a stream that is not being captured", found=f"stream {stream:#x}", fix=fix))
         self._captured = program.capture(_pack(pack), workspace)
         return self._captured

@@ -72,7 +72,7 @@ Index = tuple[Linear, ...]
 
 def var(v: Var) -> Linear:
     """The variable itself; 0 if it can only be 0."""
-    return Linear(((v, 1),)) if v.size > 1 else ZERO
+    return Linear(((v, 1),)) if v.size > 1 or varies(v.size) else ZERO
 
 
 def bounds(e: Linear | Atom) -> tuple[int, int]:

@@ -139,7 +139,8 @@ class ShapePlans:
         chosen.line.grown += not self._formed(chosen)
         for k in launched(chosen.recipe):
             self.forms.kernel(chosen.recipe.kernels[k])
-        for other in self._neighbours(values, chosen.line.general):
+        general = chosen.line.general
+        for other in dict.fromkeys((*self._neighbours(values, general), *self._neighbours(self._typical, general))):
             model = self._valid(other)
             near = None if model is None else self._fitted(chosen.line, model)
             for spec in () if near is None else (near.recipe.kernels[k] for k in launched(near.recipe)):

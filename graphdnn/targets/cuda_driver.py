@@ -119,9 +119,14 @@ def load_function(index: int, cubin: bytes, entry: str, dynamic_shared: int) -> 
 def capturing(stream: int, index: int = -1) -> bool:
     """Whether ``stream``, of device ``index`` (-1: the current one), is being captured, or (the legacy default stream) may not be used because
     another one is. ExecutionError for a stream that was destroyed."""
+    with activated(primary_context(index if index >= 0 else _libcuda.driver().current_device() or 0)):
+        return captured_now(stream)
+
+
+def captured_now(stream: int) -> bool:
+    """:func:`capturing`, for a stream of the context that is current."""
     driver, out = _libcuda.driver(), ctypes.c_int()
-    with activated(primary_context(index if index >= 0 else driver.current_device() or 0)):
-        result = driver.function("cuStreamIsCapturing")(stream, ctypes.addressof(out))
+    result = driver.function("cuStreamIsCapturing")(stream, ctypes.addressof(out))
     if result in _CAPTURE_ERRORS:
         return True
     driver.check(result, f"asking whether stream {stream:#x} is captured")

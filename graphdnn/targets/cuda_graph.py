@@ -18,7 +18,7 @@ from typing import Any
 from graphdnn import _libcuda
 from graphdnn._libcuda import Driver
 from graphdnn.errors import ExecutionError, ValidationError, explain
-from graphdnn.targets.cuda_driver import activated, capture_allowed
+from graphdnn.targets.cuda_driver import activated, capture_allowed, captured_now
 
 _KERNEL, _MEMSET = 0, 2
 _TYPES = ("a kernel", "a memcpy", "a memset", "a host function", "a child graph", "an empty node", "an event wait", "an event record")
@@ -211,10 +211,14 @@ class Replay:
                 self._driver.call("cuGraphDestroy", graph)
 
     def launch(self, stream: int) -> None:
-        """Enqueue all steps on ``stream``: one call of the driver. In a capture they become a child graph. Raises ExecutionError."""
+        """Enqueue all steps on ``stream``. Raises ExecutionError, and for a stream that is being captured: the driver would refuse the launch (CUDA
+        13.0, torch's capture; H200, 2026-11-30) and end the capture."""
         if _libcuda.forked:
             raise _libcuda.fork_error()
         with self._lock, activated(self._context):
+            if captured_now(stream):
+                rule, fix = "a captured pipeline is not replayed inside a capture", "call execute() of the pipeline there, which can be captured"
+                raise ExecutionError(explain(rule, expected="a stream that is not being captured", found=f"stream {stream:#x}", fix=fix))
             self._driver.check(self._driver.function("cuGraphLaunch")(self._executable, stream), f"replaying a CUDA graph on stream {stream:#x}")
 
     def __del__(self) -> None:

@@ -65,8 +65,9 @@ def _odd(value: Any, bound: Any, *, finite: bool) -> bool:
 
 def repaired(program: Program, op: Op, dim: tuple[int, ...]) -> Program:
     """``op`` replaced by a tame one, by one that reduces tamely, or by an input."""
-    if op.method in METHODS and op.method != TAME[len(op.args)]:
-        return _with(program, op, replace(op, method=TAME[len(op.args)], kwargs={}))
+    tame = TAME.get(len(op.args))  # an op whose operands have names is cut
+    if op.method in METHODS and tame not in (None, op.method):
+        return _with(program, op, replace(op, method=tame, kwargs={}))
     if op.method == "reduction" and op.kwargs["mode"] != "MAX":
         return _with(program, op, replace(op, kwargs=op.kwargs | {"mode": "MAX"}))
     cut = Input(op.out, dim, packed(dim), op.out_dtype or "FLOAT")

@@ -305,8 +305,8 @@ def test_a_captured_pipeline_replayed_a_thousand_times(torch: Any) -> None:
     assert not torch.equal(wanted[0][0], wanted[1][0])
 
 
-def test_a_replay_inside_a_torch_capture(torch: Any) -> None:
-    """capture() is refused there, by name; a replay becomes a part of torch's graph."""
+def test_a_pipeline_inside_a_torch_capture(torch: Any) -> None:
+    """capture() and replay() are refused there, by name, and end nothing; execute() becomes a part of torch's graph."""
     pipeline = three_graphs(torch)
     a, b, c = (torch.randn(s, device="cuda").to(torch.bfloat16) for s in ((ROWS, INNER), (INNER, COLUMNS), (COLUMNS, INNER)))
     pack = {"a": a, "b": b, "c": c, "s": 1.0, "y": torch.empty((ROWS, INNER), device="cuda"), "sum": torch.empty((1, 1), device="cuda")}
@@ -318,7 +318,9 @@ def test_a_replay_inside_a_torch_capture(torch: Any) -> None:
     with torch.cuda.graph(outer):
         with pytest.raises(graphdnn.ExecutionError, match="a capture is under way"):
             pipeline.capture(pack, space)
-        pipeline.replay()
+        with pytest.raises(graphdnn.ExecutionError, match="not replayed inside a capture"):
+            pipeline.replay()
+        pipeline.execute(pack, space)
     pack["y"].fill_(float("nan"))
     outer.replay()
     torch.cuda.synchronize()

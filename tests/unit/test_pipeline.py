@@ -227,7 +227,7 @@ def test_a_capture_holds_what_execute_enqueues(fake):
     for stream in (0, 0x77):
         captured.launch(stream)
         assert fake.log[-1] == ("graph", wanted, stream)
-    assert fake.calls == ["cuCtxGetCurrent", "cuGraphLaunch"] * 2
+    assert fake.calls == ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuGraphLaunch"] * 2
     del captured
     gc.collect()
     assert not fake.executed
