@@ -13,11 +13,16 @@ from graphdnn.opspecs.window import slides_of
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """True where lo <= value < hi."""
+    """True where lo <= value < hi. The bounds are compared with other numbers, so they are plain ones (see ``ir.extent``)."""
 
     value: Linear
     lo: int
     hi: int
+
+    def __post_init__(self) -> None:
+        """An extent of 1 is a 1 here: it would pass for larger than an index that is at most 1."""
+        object.__setattr__(self, "lo", int(self.lo))
+        object.__setattr__(self, "hi", int(self.hi))
 
 
 @dataclass(frozen=True, slots=True)

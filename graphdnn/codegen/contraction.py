@@ -113,7 +113,7 @@ def _channel(group: Var, channel: Var) -> Linear:
 def _within(value: Linear, lo: int, hi: int) -> list[Guard]:
     """lo <= value < hi, in numbers that are not negative; nothing where that is always so."""
     low, high = bounds(value)
-    return [] if lo <= low and high < hi else [Guard(value.shifted(-value.const), lo - value.const, hi - value.const)]
+    return [] if lo <= low and high < int(hi) else [Guard(value.shifted(-value.const), lo - value.const, hi - value.const)]
 
 
 def _spatial(loops: Sequence[Var]) -> tuple[Linear, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from graphdnn.frontend.tensor import as_integer
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
 from graphdnn.ir.extent import Extent
+from graphdnn.ir.layout import like
 from graphdnn.plans.variant_pack import expect_mapping
 
 if TYPE_CHECKING:
@@ -108,12 +109,34 @@ class Shapes(Declarations):
             return self._frozen_at(named)
 
     def _frozen_at(self, named: Mapping[str, int]) -> OperationGraph:
-        twin = self._twin()
-        for t in twin._tensors:
-            t.at(named)
-        twin.build_operation_graph()
+        twin = self._built_at(named, {})
+        layouts = self._as_hinted(twin._tensors)
+        if layouts:
+            twin = self._built_at(named, layouts)
         assert twin._opgraph is not None, "it was built"
         return twin._opgraph
+
+    def _built_at(self, named: Mapping[str, int], layouts: Mapping[int, tuple[Any, Any]]) -> pygraph:
+        twin = self._twin()
+        for i, t in enumerate(twin._tensors):
+            t.at(named)
+            if i in layouts:
+                t.dim, t.stride = layouts[i]
+        twin.build_operation_graph()
+        return twin
+
+    def _as_hinted(self, tensors: Iterable[Tensor]) -> dict[int, tuple[Any, Any]]:
+        """Dims and strides of outputs whose order of axes was inferred, and is another one at the hints: an extent of 1 has the stride of the axis
+        beside it, and strides alone do not tell their order then. By position among the tensors."""
+        inferred, found = {id(t) for t, field, _, _ in self._filled if field == "stride"}, {}
+        for i, (hinted, t) in enumerate(zip(self._tensors, tensors, strict=False)):
+            if id(hinted) not in inferred or t.virtual or None in (hinted.dim, hinted.stride, t.dim, t.stride):
+                continue
+            wanted = like(t.dim, hinted.stride)  # type: ignore[arg-type]
+            packed = hinted.stride == like(hinted.dim, hinted.stride) and t.stride == like(t.dim, t.stride)  # type: ignore[arg-type]
+            if packed and wanted != t.stride:
+                found[i] = (t.dim, wanted)
+        return found
 
     def _neighbours(self, values: Values, odd: bool) -> list[Values]:
         """Other shapes, which show what numbers change with a dim: every dim smaller in its own way, each dim alone smaller, and alone small; as

@@ -117,11 +117,12 @@ def _at(g: Any, d: Dynamic, values: dict[str, int], device: str) -> str:
         static.build_operation_graph()
     except GraphError as error:
         return _refused(g, values, error)
-    og = static._opgraph
+    og, bound = static._opgraph, g._frozen_at({n: values[n] for n in g.dims})
+    assert [t.dim for t in og.tensors] == [t.dim for t in bound.tensors], "the dims of a shape differ"
     if any(math.prod(t.dim) > LARGEST for t in og.tensors):
         return "too large"
     feeding = program.feeding()
-    setup = Setup(og, device, program.binding)
+    setup = Setup(bound, device, program.binding)
     setup.fill(feeding["seed"], feeding["data"], feeding["offsets"], feeding["values"])
     told = _Told(g, values)
     outcome = Outcome(told)

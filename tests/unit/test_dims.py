@@ -356,3 +356,18 @@ def test_knobs_for_wider_heads() -> None:
         g.execute(pack, np.zeros(g.get_workspace_size() + 1, np.uint8))
         scores = np.exp(0.5 * pack["Q"].astype(float) @ pack["K"].swapaxes(2, 3))
         assert np.allclose(pack["O"], scores / scores.sum(3, keepdims=True) @ pack["V"], atol=1e-4)
+
+
+def test_an_extent_of_1_does_not_turn_the_layout() -> None:
+    """Strides [3, 3, 1] of dims [n, 1, 3] do not tell which axis is the outer one: it is that of the hints."""
+    n, m = Dim("n", 0, 40), Dim("m", 0, 40)
+    g = float_graph()
+    x = g.tensor(name="X", dim=[n, m, 3], layout="row")
+    y = g.concatenate([x, x], 1).set_output(True).set_name("Y")
+    g.build([heur_mode.A])
+    assert y.get_stride() == [240, 3, 1]
+    for rows, columns in ((9, 1), (1, 1), (1, 9), (9, 2), (9, 0)):
+        given = np.random.default_rng(rows).standard_normal((rows, columns, 3), np.float32)
+        out = np.full((rows, 2 * columns, 3), np.nan, np.float32)
+        g.execute({"X": given, "Y": out}, None)
+        assert np.array_equal(out, np.concatenate([given, given], 1))
