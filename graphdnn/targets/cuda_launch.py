@@ -225,8 +225,10 @@ class CudaExecutable(Executable):
             if self._derived:
                 values = [*addresses, *[addresses[at] + n for at, n in slots.offset_tensors], *[workspace + n for n in slots.workspace]]
             block.pointers[:] = values
-            for descriptor in block.descriptors:
-                descriptor.move(self._driver, values[descriptor.slot])
+            if block.descriptors:
+                with activated(self._context):  # the driver changes no descriptor for a thread without a context
+                    for descriptor in block.descriptors:
+                        descriptor.move(self._driver, values[descriptor.slot])
         except TypeError:
             found = f"{addresses!r}, workspace {workspace!r}"
             raise ExecutionError(explain("an address is not an int", expected="device addresses as Python ints", found=found)) from None

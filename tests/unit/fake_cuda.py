@@ -197,6 +197,7 @@ class FakeCuda:
         _write(out + 8, len(self.log))
 
     def cuTensorMapReplaceAddress(self, out: int, address: int) -> None:
+        assert self.stack, "CUDA_ERROR_INVALID_CONTEXT: the thread has no context (H200, 2026-11-30)"
         self.log.append(("move", address))
         _write(out, address)
 
