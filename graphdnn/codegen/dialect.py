@@ -118,8 +118,9 @@ def index_type(expressions: list[Linear], cuda: bool) -> str:
 
 
 def decompose(flat: str, variables: list[Var], itype: str) -> list[str]:
-    """Lines that split the number ``flat`` into ``variables``, the last fastest. Variables of size 1 get no line: ``index.var`` never prints them."""
-    active = [v for v in variables if v.size > 1]
+    """Lines that split the number ``flat`` into ``variables``, the last fastest. Variables of size 1 get no line: ``index.var`` never prints them.
+    Those of size 0 get one, which is never reached."""
+    active = [v for v in variables if v.size != 1]
     if not active:
         return []
     lines: list[str] = []
@@ -128,8 +129,8 @@ def decompose(flat: str, variables: list[Var], itype: str) -> list[str]:
         if n == len(active) - 1:
             lines.append(f"{v.name} = {rest}")
             break
-        lines.append(f"{v.name} = {itype}({rest} % {itype}({v.size}))")
+        lines.append(f"{v.name} = {itype}({rest} % {itype}({v.size or 1}))")
         if n < len(active) - 1:
-            lines.append(f"{flat}_{n} = {itype}({rest} // {itype}({v.size}))")
+            lines.append(f"{flat}_{n} = {itype}({rest} // {itype}({v.size or 1}))")
             rest = f"{flat}_{n}"
     return lines

@@ -371,3 +371,15 @@ def test_an_extent_of_1_does_not_turn_the_layout() -> None:
         out = np.full((rows, 2 * columns, 3), np.nan, np.float32)
         g.execute({"X": given, "Y": out}, None)
         assert np.array_equal(out, np.concatenate([given, given], 1))
+
+
+def test_sums_over_several_axes_of_which_one_is_empty() -> None:
+    n, m = Dim("n", 0, 9), Dim("m", 0, 9)
+    g = float_graph()
+    x = g.tensor(name="X", dim=[n, 5, m, 2], stride=[10 * m, 1, 5, 5 * m])
+    g.reduction(x, graphdnn.reduction_mode.ADD, axes=[0, 1, 2, 3], keepdim=True).set_output(True).set_name("Y")
+    g.build([heur_mode.A])
+    for shape in ((3, 4), (0, 4), (3, 0), (1, 1), (0, 0)):
+        held, out = np.ones(10 * shape[0] * shape[1] + 1, np.float32), np.full((1, 1, 1, 1), np.nan, np.float32)
+        g.execute({"X": held.ctypes.data, "Y": out}, np.zeros(g.get_workspace_size() + 1, np.uint8), dims={"n": shape[0], "m": shape[1]})
+        assert out == 10 * shape[0] * shape[1]
