@@ -14,8 +14,8 @@ from tests.fuzz.program import Program, check, script
 from tests.fuzz.repair import tame
 from tests.fuzz.run import limits_for, report, run
 
-CPU_SHARE, CPU_GROUP = 80, 5
-SIM_SHARE = 40
+CPU_SHARE, CPU_GROUP = 50, 5
+SIM_SHARE = 30
 
 
 def checked(seed: int, device: str) -> tuple[int, int]:
