@@ -21,9 +21,9 @@ SHARES = {
     ("test_zero_workspace", "cpu"): 2,
     ("test_zero_workspace", "cudasim"): 8,
     ("conformance", "cpu"): 14,
-    ("conformance", "cudasim"): 40,
-    ("cases", "cudasim"): 8,
-    ("compile", ""): 6,
+    ("conformance", "cudasim"): 80,
+    ("cases", "cudasim"): 16,
+    ("compile", ""): 12,
     ("sim", ""): 5,
 }
 """One test in so many of a file or folder, on a target, is in the default run; the others are marked slow. The choice depends on the test's name
