@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class Shapes(Declarations):
     _kernel_cache: Any
     _filled: list[tuple[Any, str, Any, Any]]
     _shape_plans: dict[str, ShapePlans]
-    _sources: tuple[Source, ...] | None
+    _sources: tuple[dict[str, Dim], tuple[Source, ...]] | None
 
     def _twin(self) -> pygraph:
         """A copy of the declarations, without what passes have filled in and without plans."""
@@ -57,8 +58,9 @@ class Shapes(Declarations):
         twin._filled = []
         return twin
 
+    @abstractmethod
     def _state(self, with_plan: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a copy has of the graph."""
 
     # -------------------------------------------------------------------------------------------------------------------------- the dims
     # ------------------------------------------------------------------------------------------------------------------------------- text
@@ -156,7 +158,9 @@ class Shapes(Declarations):
         from graphdnn.plans.dynamic import ShapePlans
 
         hints = tuple(d.hint for d in dims.values())
-        plans = ShapePlans(plan.device, plan.candidate, self._graph_at, self._neighbours, hints)
+        kept = self._kernel_cache
+        shared = {} if kept is None else {"store": kept.store, "forms": kept.shared()}
+        plans = ShapePlans(plan.device, plan.candidate, self._graph_at, self._neighbours, hints, **shared)
         made = plans.plan(hints)
         self._shape_plans[made.name] = plans
         return made
@@ -213,16 +217,15 @@ class Shapes(Declarations):
     def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int]) -> Values:
         """Extents of the dims, from ``given`` and from the shapes of the arrays. ValidationError for one that is missing, contradicted, or outside
         its range."""
-        dims = self.dims
+        if self._sources is None:  # once: what is declared does not change between calls
+            self._sources = self.dims, tuple(self._told_by())
+        dims, sources = self._sources
         found: dict[str, tuple[int, str]] = {}
         for key, value in given.items():
             name = key.name if isinstance(key, Dim) else key
             if name not in dims:
                 raise ValidationError(explain("no such dim", expected=f"one of {list(dims)}", found=repr(name)))
             found[name] = (as_integer(f"dim '{name}'", value), "dims")
-        sources = self._sources
-        if sources is None:
-            sources = self._sources = tuple(self._told_by())
         shapes = [(s, shape) for s in sources if (shape := _shape(s, pack)) is not None]
         for s, shape in shapes:
             for a, (e, n) in enumerate(zip(s.shape, shape, strict=True)):

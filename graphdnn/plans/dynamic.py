@@ -72,13 +72,14 @@ class ShapePlans:
         neighbours: Callable[[Values, bool], Sequence[Values]],
         typical: Values,
         store: KernelStore | None = None,
+        forms: Forms | None = None,
     ) -> None:
         """``first``: the chosen plan for the shape ``typical``. ``graph_at``: the graph for values of the symbols. ``neighbours``: other
         shapes, which show what numbers change, as round as the given one or (True) as odd as they may be. ``promised``: the bytes of workspace
-        that a user was told to be enough; None until somebody asks."""
+        that a user was told to be enough; None until somebody asks. ``store``, ``forms``: of a kernel cache that graphs share."""
         self._device, self._graph_at, self._neighbours = device, graph_at, neighbours
         self._typical, self._store = typical, store
-        self.forms = Forms()
+        self.forms = Forms() if forms is None else forms
         self.promised: int | None = None
         self._largest = 0
         self.lines = [Line(first.label, tuple((o.engine, o.knobs) for o in first.options), False)]

@@ -383,3 +383,15 @@ def test_sums_over_several_axes_of_which_one_is_empty() -> None:
         held, out = np.ones(10 * shape[0] * shape[1] + 1, np.float32), np.full((1, 1, 1, 1), np.nan, np.float32)
         g.execute({"X": held.ctypes.data, "Y": out}, np.zeros(g.get_workspace_size() + 1, np.uint8), dims={"n": shape[0], "m": shape[1]})
         assert out == 10 * shape[0] * shape[1]
+
+
+def test_a_graph_with_dims_keeps_its_kernels_in_the_cache() -> None:
+    kept = graphdnn.create_kernel_cache()
+    g = graph(Dim("rows", 1, 100), 28, kernel_cache=kept)
+    g.build([heur_mode.A])
+    assert len(kept.store) >= 1 and len(kept.shared()) >= 1
+    start = graphdnn.stats().compilations
+    other = graph(Dim("lines", 1, 100), 28, kernel_cache=kept)
+    other.build([heur_mode.A])
+    check(other, 31, 28)
+    assert graphdnn.stats().compilations == start
