@@ -1,4 +1,4 @@
-"""Executors and streams on a real GPU: bound calls are execute's bits on every stream, a destroyed stream, tensors of a second GPU."""
+"""Executors, threads and streams on a real GPU: bound calls are execute's bits on every stream, threads share a plan, a destroyed stream."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import graphdnn
+from tests import hammer
 
 pytestmark = pytest.mark.gpu
 
@@ -88,18 +89,11 @@ def test_a_destroyed_stream_is_an_execution_error() -> None:
     assert done.stdout.splitlines() == ["ExecutionError True"] * 2
 
 
-def test_a_plan_follows_its_tensors() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    g = built("cuda:0")
-    for device in ("cuda:1", "cuda:0", "cuda:1"):
-        given = pack(device)
-        g.execute(given, None)
-        torch.cuda.synchronize(device)
-        assert torch.equal(given[4], wanted(given))
-    run = g.bind(given := pack("cuda:1", 7))
-    run()
-    torch.cuda.synchronize("cuda:1")
-    assert torch.equal(given[4], wanted(given)) and run.plan.device.text == "cuda:1"
-    with pytest.raises(graphdnn.ValidationError, match="wrong device"):
-        g.execute(given | {2: pack("cuda:0")[2]}, None)
+@pytest.mark.parametrize(("kind", "calls"), [("pointwise", 10_000), ("matmul", 10_000), ("total", 2_500), ("convolution", 2_500)])
+def test_eight_threads_execute_one_plan(kind: str, calls: int) -> None:
+    """Each on a stream of its own, with inputs that change and a workspace of its own; every result of every call is compared, bit for bit."""
+    g = hammer.built(kind, "cuda:0")
+    if kind == "matmul" and g.plan.device.arch == "sm_90a":
+        assert "eng3" in g.plan.name, "the plan has TMA descriptors"
+    assert kind not in ("matmul", "total") or g.get_workspace_size() > 0
+    assert not hammer.hammer(g, kind, ["cuda:0"] * 8, calls)
