@@ -10,7 +10,7 @@ from graphdnn.frontend.enums import heur_mode
 from graphdnn.frontend.handle import as_handle
 from graphdnn.frontend.loaded import LoadedPlans, declarations
 from graphdnn.frontend.shapes import Shapes
-from graphdnn.frontend.tensor import as_dims, as_integer
+from graphdnn.frontend.tensor import as_dims
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
 from graphdnn.ir.layout import like
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Overrides = tuple[tuple[int, Dims, Dims], ...]
 """(uid, dims, strides)"""
+Given = dict[int, tuple[Dims, Dims | None]]
+"""What a call says: dims and strides by uid."""
+MAX_VARIANTS = 512
+"""Plans of overridden shapes that are kept; the oldest goes first."""
 
 
 def plan_bytes(data: Any) -> bytes:
@@ -119,52 +123,76 @@ class Copies(Shapes):
         return self._state(True)
 
     # ------------------------------------------------------------------------------------------------------------------------ other shapes
-    def _overrides(self, uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
-        """Every tensor whose shape differs from the declared one. Unknown uids and shapes of another rank are skipped; without strides, or with
-        strides of another rank, the order of the declared ones is kept."""
-        if shapes is None or len(shapes) != len(uids) or (strides is not None and len(strides) != len(uids)):
-            raise ValidationError(explain("override_uids, override_shapes and override_strides go together", expected="lists of one length"))
-        known = {t.uid: t for t in self._tensors if t.uid is not None}
-        found = []
-        for i, uid in enumerate(uids):
-            decl, dim = known.get(as_integer("an override uid", uid)), as_dims("an override shape", shapes[i])
-            stride = None if strides is None else as_dims("override strides", strides[i])
-            if decl is None or decl.dim is None or decl.stride is None or len(dim) != len(decl.dim):
-                continue
-            if stride is None or len(stride) != len(dim):
-                stride = decl.stride if dim == decl.dim else like(dim, decl.stride)
-            if (dim, stride) != (decl.dim, decl.stride):
-                found.append((int(uid), dim, stride))
-        return tuple(sorted(found, key=lambda o: o[0]))
+    def _overridden(
+        self, plan: ExecutionPlan, pack: Mapping[Any, Any], overrides: tuple[Any, Any, Any], dims: Mapping[Any, int] | None, stream: int
+    ) -> ExecutionPlan:
+        """The plan for other shapes: built on first use, kept for the next. ExecutionError where it would be built while ``stream`` is captured.
 
-    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any, stream: int) -> ExecutionPlan:
-        """The plan for other shapes: built on first use, kept for the next. ExecutionError where it would be built while ``stream`` is captured."""
-        wanted = self._overrides(uids, shapes, strides)
+        Shapes of tensors that are declared with dims tell the extents of the dims; what then still differs is overridden."""
+        given = _given(*overrides)
+        base = self._for_call(plan, pack, dims, stream, {uid: dim for uid, (dim, _) in given.items()})
+        graph = base.graph if self._shape_plans else None
+        wanted = self._differing(given, {t.uid: (t.dim, t.stride) for t in (self._tensors if graph is None else graph.tensors)})
         if not wanted:
-            return plan
+            return base
         if not self._override_shape:
             raise ValidationError(
                 explain(
                     "shapes cannot be overridden", expected="the declared shapes", found=wanted[0][1], fix="pygraph(is_override_shape_enabled=True)"
                 )
             )
-        if any(t.symbolic_dim is not None or t.symbolic_stride is not None for t in self._tensors):
-            fix = "declare what changes with Dim, or all shapes with numbers"
-            raise NotSupportedError(explain("a graph with dims has no shapes to override", found=wanted[0][1], fix=fix))
         if isinstance(self._plans, LoadedPlans) and not self._filled:
             raise NotSupportedError(explain("a deserialized plan has the shapes it was built for", found=wanted[0][1], fix="build the graph here"))
-        variant = self._variants.get(wanted)
+        values = self._values(pack, dims or {}, {uid: dim for uid, (dim, _) in given.items()}) if self._shape_plans else ()
+        variant = self._variants.get((values, wanted))
         if variant is None:
             plan.refuse_in_capture(stream, "the plan for the overridden shapes is not built yet", "execute() once with these shapes")
-            variant = self._variants[wanted] = self._with_shapes(wanted)
+            while len(self._variants) >= MAX_VARIANTS:
+                del self._variants[next(iter(self._variants))]
+            variant = self._variants[values, wanted] = self._with_shapes(values, wanted)
         return variant.plan
 
-    _variants: dict[Overrides, pygraph]
+    @staticmethod
+    def _differing(given: Given, known: Mapping[int | None, tuple[Dims | None, Dims | None]]) -> Overrides:
+        """Every tensor whose shape differs from the ``known`` one. Unknown uids and shapes of another rank are skipped; without strides, or with
+        strides of another rank, the order of the known ones is kept."""
+        found = []
+        for uid, (dim, stride) in given.items():
+            own_dim, own_stride = known.get(uid, (None, None))
+            if own_dim is None or own_stride is None or len(dim) != len(own_dim):
+                continue
+            if stride is None or len(stride) != len(dim):
+                stride = own_stride if dim == own_dim else like(dim, own_stride)
+            if (dim, stride) != (own_dim, own_stride):
+                found.append((uid, dim, stride))
+        return tuple(sorted(found, key=lambda o: o[0]))
 
-    def _with_shapes(self, wanted: Overrides) -> pygraph:
+    _variants: dict[tuple[tuple[int, ...], Overrides], pygraph]
+
+    def _with_shapes(self, values: Sequence[int], wanted: Overrides) -> pygraph:
+        """A graph of fixed shapes: those for ``values`` of the dims, but for those that are ``wanted``."""
         twin = self._twin()
+        named = dict(zip(self.dims, values, strict=True))
+        for t in twin._tensors:
+            t.at(named)
+            t.symbolic_dim = t.symbolic_stride = None
         by_uid: Mapping[int | None, Tensor] = {t.uid: t for t in twin._tensors}
         for uid, dim, stride in wanted:
             by_uid[uid].dim, by_uid[uid].stride = dim, stride
         twin.build([heur_mode.A, heur_mode.FALLBACK])
         return twin
+
+
+def _given(uids: Any, shapes: Any, strides: Any) -> Given:
+    """Shapes and strides by uid. ValidationError for lists of different lengths, and for a tensor that is given two shapes."""
+    uids = as_dims("override_uids", uids)
+    if uids and (shapes is None or len(shapes) != len(uids) or (strides is not None and len(strides) != len(uids))):
+        raise ValidationError(explain("override_uids, override_shapes and override_strides go together", expected="lists of one length"))
+    found: Given = {}
+    for i, uid in enumerate(uids):
+        one = as_dims("an override shape", shapes[i]), None if strides is None else as_dims("override strides", strides[i])
+        if found.setdefault(uid, one) != one:
+            rule, fix = f"the tensor of uid {uid} is given two shapes", "name every uid once"
+            first = found[uid]
+            raise ValidationError(explain(rule, expected=f"dims {first[0]} and strides {first[1]}", found=f"{one[0]} and {one[1]}", fix=fix))
+    return found

@@ -91,8 +91,10 @@ class Planning(Shapes):
         """Validate and freeze the graph."""
 
     @abstractmethod
-    def _overridden(self, plan: ExecutionPlan, uids: Sequence[int], shapes: Any, strides: Any, stream: int) -> ExecutionPlan:
-        """The plan for other shapes, which will run on ``stream``."""
+    def _overridden(
+        self, plan: ExecutionPlan, pack: Mapping[Any, Any], overrides: tuple[Any, Any, Any], dims: Mapping[Any, int] | None, stream: int
+    ) -> ExecutionPlan:
+        """The plan for other shapes, which will run on ``stream``. ``overrides``: uids, shapes, strides."""
 
     @abstractmethod
     def _deterministic(self) -> bool:
@@ -301,9 +303,9 @@ class Planning(Shapes):
         """
         plan = (self._plan_list or self._planned()).chosen
         stream = stream_of(self._handle, handle, tensor_to_device_buffer, plan.device)
-        if override_uids:
-            plan = self._overridden(plan, override_uids, override_shapes, override_strides, stream)
-        if self._shape_plans or dims:
+        if override_uids is not None:
+            plan = self._overridden(plan, tensor_to_device_buffer, (override_uids, override_shapes, override_strides), dims, stream)
+        elif self._shape_plans or dims:
             plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
         plan.execute(tensor_to_device_buffer, workspace, stream)
 
@@ -336,9 +338,9 @@ class Planning(Shapes):
                 explain(f"plan {index} ({plan.name}) is not built", fix="call build_plans(build_plan_policy.ALL) or build_plan_at_index(index) first")
             )
         stream = self._stream(handle, tensor_to_device_buffer, plan)
-        if override_uids:
-            plan = self._overridden(plan, override_uids, override_shapes, override_strides, stream)
-        if self._shape_plans or dims:
+        if override_uids is not None:
+            plan = self._overridden(plan, tensor_to_device_buffer, (override_uids, override_shapes, override_strides), dims, stream)
+        elif self._shape_plans or dims:
             plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
         plan.execute(tensor_to_device_buffer, workspace, stream)
 

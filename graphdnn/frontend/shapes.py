@@ -19,6 +19,7 @@ from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.ir import jsontext
 from graphdnn.ir.extent import Extent
 from graphdnn.ir.layout import like
+from graphdnn.ir.tensor import Dims
 from graphdnn.plans.variant_pack import expect_mapping
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class Shapes(Declarations):
     def _state(self, with_plan: bool) -> dict[str, Any]:
         """What a copy has of the graph."""
 
-    # -------------------------------------------------------------------------------------------------------------------------- the dims
     # ------------------------------------------------------------------------------------------------------------------------------- text
     def _text_with_dims(self) -> str:
         """The JSON text of what was declared, with ranges in "dims" and extents and strides of tensors as texts in "extents". What passes filled in
@@ -97,6 +97,7 @@ class Shapes(Declarations):
             found = f"{type(error).__name__}: {str(error)[:80]}"
             raise ValidationError(explain("the dims of the graph text are malformed", expected="the text of str(graph)", found=found)) from error
 
+    # -------------------------------------------------------------------------------------------------------------------------- the dims
     @property
     def dims(self) -> dict[str, Dim]:
         """The dims that tensors of the graph are declared with, by name; empty for a graph of fixed shapes."""
@@ -177,8 +178,11 @@ class Shapes(Declarations):
         return plans.largest(dict.fromkeys(map(tuple, (highs, hints, *alone))))
 
     # ------------------------------------------------------------------------------------------------------------------- values of a call
-    def _for_call(self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int) -> ExecutionPlan:
-        """The plan for the shapes in ``pack``. ExecutionError where it would have to be made while the stream is captured."""
+    def _for_call(
+        self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int, told: Mapping[int, Dims] | None = None
+    ) -> ExecutionPlan:
+        """The plan for the shapes in ``pack``, or for those ``told`` by uid. ExecutionError where it would have to be made while the stream is
+        captured."""
         plans = self._shape_plans.get(plan.name)
         if given is not None:
             expect_mapping(given, "dims", "names or Dims to extents")
@@ -187,7 +191,7 @@ class Shapes(Declarations):
                 raise ValidationError(explain("the graph has no dims", expected="a graph of fixed shapes takes no dims", found=repr(given)[:80]))
             return plan
         expect_mapping(pack)
-        values = self._values(pack, given or {})
+        values = self._values(pack, given or {}, told or {})
         if not plans.known(values) and targets.get(plan.device).capturing(stream):
             named = dict(zip(self.dims, values, strict=True))
             raise ExecutionError(
@@ -214,9 +218,9 @@ class Shapes(Declarations):
         """The graph's tensors by uid, with the dims and strides of the shapes in ``pack``. Raises what ``execute`` raises."""
         return {t.uid: t for t in self._for_call(plan, pack, None, 0).graph.tensors}
 
-    def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int]) -> Values:
-        """Extents of the dims, from ``given`` and from the shapes of the arrays. ValidationError for one that is missing, contradicted, or outside
-        its range."""
+    def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int], told: Mapping[int, Dims]) -> Values:
+        """Extents of the dims, from ``given``, from the shapes ``told`` by uid, and from those of the arrays. ValidationError for one that is
+        missing, contradicted, or outside its range."""
         if self._sources is None:  # once: what is declared does not change between calls
             self._sources = self.dims, tuple(self._told_by())
         dims, sources = self._sources
@@ -225,14 +229,16 @@ class Shapes(Declarations):
             name = key.name if isinstance(key, Dim) else key
             if name not in dims:
                 raise ValidationError(explain("no such dim", expected=f"one of {list(dims)}", found=repr(name)))
-            found[name] = (as_integer(f"dim '{name}'", value), "dims")
-        shapes = [(s, shape) for s in sources if (shape := _shape(s, pack)) is not None]
+            extent = as_integer(f"dim '{name}'", value)
+            if found.setdefault(name, (extent, "dims"))[0] != extent:
+                raise _contradiction(name, found[name], extent, "dims")
+        shapes = [(s, shape) for s in sources if (shape := _shape(s, pack, told)) is not None]
         for s, shape in shapes:
             for a, (e, n) in enumerate(zip(s.shape, shape, strict=True)):
                 if isinstance(e, Dim) and a != s.bytes_along:
                     first = found.setdefault(e.name, (n, f"'{s.tensor.name}'"))
                     if first[0] != n:
-                        raise _contradiction(e.name, first, n, s.tensor.name)
+                        raise _contradiction(e.name, first, n, f"'{s.tensor.name}'")
         for name, dim in dims.items():
             if name not in found:
                 fix = f"execute(..., dims={{'{name}': ...}}), or arrays of the declared rank instead of addresses"
@@ -254,8 +260,11 @@ class Shapes(Declarations):
         return made
 
 
-def _shape(source: Source, pack: Mapping[Any, Any]) -> Sequence[int] | None:
-    """Shape of the array that the pack holds for a tensor; None for an address and for another rank."""
+def _shape(source: Source, pack: Mapping[Any, Any], told: Mapping[int, Dims]) -> Sequence[int] | None:
+    """Shape that was told for a tensor, or of the array that the pack holds; None for an address and for another rank."""
+    if told and source.tensor.uid in told:
+        shape = told[source.tensor.uid]
+        return shape if len(shape) == len(source.shape) else None
     for key in source.keys:
         if key in pack:
             shape = getattr(pack[key], "shape", None)
@@ -279,9 +288,9 @@ def _check_shape(source: Source, shape: Sequence[int], named: Mapping[str, int])
         )
 
 
-def _contradiction(name: str, first: tuple[int, str], second: int, tensor: str) -> ValidationError:
-    rule = f"dim '{name}' is bound to two extents"
-    return ValidationError(explain(rule, tensor=tensor, expected=f"{first[0]} (from {first[1]})", found=f"{second} (from '{tensor}')"))
+def _contradiction(name: str, first: tuple[int, str], second: int, where: str) -> ValidationError:
+    rule, fix = f"dim '{name}' is bound to two extents", "give arrays of one size, or declare two dims"
+    return ValidationError(explain(rule, expected=f"{first[0]} (from {first[1]})", found=f"{second} (from {where})", fix=fix))
 
 
 def _moved(dim: Dim, value: int, odd: bool, by: int) -> int:

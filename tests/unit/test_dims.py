@@ -306,11 +306,18 @@ def test_no_mappings_and_no_extents() -> None:
         g.execute(arrays(5) | {"X": Odd()}, None)
 
 
-def test_dims_and_overridden_shapes_do_not_mix() -> None:
-    g = graph(Dim("rows", 1, 100), is_override_shape_enabled=True)
+def test_overridden_shapes_tell_the_dims() -> None:
+    """What was declared needs no permission to be overridden; other strides do."""
+    g = graph(Dim("rows", 1, 100))
     g.build([heur_mode.A])
-    with pytest.raises(NotSupportedError, match="no shapes to override"):
-        g.execute(arrays(5), None, override_uids=[1], override_shapes=[[5, 8]], override_strides=[[8, 1]])
+    pack = arrays(5)
+    told: Any = {"override_shapes": [[5, 8], [5, 1], [5, 8]]}
+    assert [t.name for t in g._opgraph.tensors if not t.virtual] == ["X", "Y", "Z"]
+    told["override_uids"] = [t.uid for t in g._opgraph.tensors if not t.virtual]
+    g.execute({n: a.ctypes.data for n, a in pack.items()}, None, **told)
+    assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+    with pytest.raises(ValidationError, match="is_override_shape_enabled"):
+        g.execute(pack, None, **told, override_strides=[[9, 1], [1, 1], [8, 1]])
 
 
 def test_a_stride_may_be_padded_by_nothing() -> None:

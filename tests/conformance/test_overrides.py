@@ -1,0 +1,109 @@
+"""Shapes and strides given at execute (``override_uids``), on graphs with and without dims, against a graph that was declared with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import graphdnn
+from graphdnn import Dim, ValidationError, data_type, heur_mode, reference
+from tests.helpers import Outcome, Setup, _compare, _run_plan, built
+
+F = data_type.FLOAT
+SHAPES = ((3, 5, 7, 0, 0), (1, 1, 1, 0, 0), (17, 4, 3, 3, 5), (0, 5, 7, 2, 0), (5, 31, 0, 0, 1), (1, 33, 16, 0, 3), (13, 1, 2, 1, 1))
+"""m, n, k, and how many elements the rows of A and of Y are padded by."""
+
+
+def declared(device: str, m: Any, n: Any, k: Any, gap: int = 0, wide: int = 0, **arguments: Any) -> Any:
+    """relu(A @ B + bias), and the largest of each row of A @ B."""
+    g = graphdnn.pygraph(io_data_type=F, intermediate_data_type=F, compute_data_type=F, device=device, **arguments)
+    a = g.tensor(name="A", uid=1, dim=[2, m, k], stride=[(k + gap) * m, k + gap, 1])
+    b, bias = g.tensor(name="B", uid=2, dim=[2, k, n], layout="row"), g.tensor(name="bias", uid=3, dim=[1, 1, n], layout="row")
+    c = g.matmul(a, b)
+    y = g.relu(g.add(c, bias)).set_output(True).set_name("Y").set_uid(4)
+    y.set_dim([2, m, n]).set_stride([(n + wide) * m, n + wide, 1])
+    top = g.reduction(c, graphdnn.reduction_mode.MAX, axes=[2], keepdim=True)
+    top.set_output(True).set_name("top").set_uid(5).set_dim([2, m, 1]).set_stride([m, 1, 1])
+    return g
+
+
+class Overridden:
+    """A graph that is told the shapes and strides of another one with every call."""
+
+    def __init__(self, graph: Any, as_declared: Any, **told: Any) -> None:
+        self._graph, self._as_declared, self._told = graph, as_declared, told
+        tensors = [t for t in as_declared._opgraph.tensors if not t.virtual]
+        self._told |= {"override_uids": [t.uid for t in tensors], "override_shapes": [t.dim for t in tensors]}
+        self._told["override_strides"] = [list(t.stride) for t in tensors]
+
+    def get_workspace_size(self) -> int:
+        return int(self._as_declared.get_workspace_size())
+
+    def execute(self, pack: Any, workspace: Any) -> None:
+        self._graph.execute(pack, workspace, **self._told)
+
+
+@pytest.mark.parametrize("dims", [False, True])
+def test_shapes_and_strides(dims: bool, device: str) -> None:
+    sizes = [Dim("m", 0, 99), Dim("n", 0, 99), Dim("k", 0, 99)] if dims else [4, 6, 8]
+    g = declared(device, *sizes, is_override_shape_enabled=True)
+    built(g)
+    for number, shape in enumerate(SHAPES[: 3 if device == "cudasim" else None]):
+        same = built(declared(device, *shape))
+        setup = Setup(same._opgraph, device, "pointer")
+        setup.fill(number, {}, {}, {})
+        outcome = Outcome(Overridden(g, same))
+        _run_plan(setup, None, 2, outcome)
+        _compare(setup, reference.run_with_error(same._opgraph, setup.feeds()), outcome)
+    padded = sum(any(s[3:]) for s in SHAPES[: 3 if device == "cudasim" else None])
+    assert len(g._variants) == (padded if dims else len(SHAPES[: 3 if device == "cudasim" else None])), "what the dims say is no override"
+
+
+def test_a_plan_of_the_list_is_overridden_too() -> None:
+    g, same = declared("cpu", 4, 6, 8, is_override_shape_enabled=True), built(declared("cpu", 5, 7, 3, 1, 2))
+    g.build([heur_mode.A])
+    setup = Setup(same._opgraph, "cpu", "numpy")
+    setup.fill(1, {}, {}, {})
+    told = Overridden(g, same)
+    told.execute = lambda pack, workspace: g.execute_plan_at_index(pack, workspace, 0, **told._told)  # type: ignore[method-assign]
+    outcome = Outcome(told)
+    _run_plan(setup, None, 1, outcome)
+    _compare(setup, reference.run_with_error(same._opgraph, setup.feeds()), outcome)
+
+
+SIZES = {1: [2, 5, 8], 2: [2, 8, 6], 4: [2, 5, 6], 5: [2, 5, 1]}
+
+
+@pytest.mark.parametrize(
+    ("dims", "change", "arguments", "match"),
+    [
+        (False, {4: [2, 9, 6]}, {}, r"'Y'.*|contradict"),
+        (False, {1: [2, -5, 8]}, {}, "negative"),
+        (False, {1: [2, 5, 7]}, {}, r"expected.*found"),
+        (True, {4: [2, 9, 6]}, {}, r"dim 'm' is bound to two extents.*expected 5 .*'A'.*found 9 .*'Y'.*To fix"),
+        (True, {}, {"dims": {"m": 6}}, r"dim 'm' is bound to two extents.*expected 6 \(from dims\)"),
+        (True, {1: [2, 100, 8], 4: [2, 100, 6], 5: [2, 100, 1]}, {}, "dim 'm' is outside its range.*expected 0 to 99.*found 100 in 'A'"),
+        (True, {1: [3, 5, 8]}, {}, r"'A'.*another shape than the dims say.*expected \[2, 5, 8\].*found \[3, 5, 8\]"),
+    ],
+)
+def test_what_is_refused(dims: bool, change: dict[int, list[int]], arguments: dict[str, Any], match: str) -> None:
+    sizes = [Dim("m", 0, 99), Dim("n", 0, 99), Dim("k", 0, 99)] if dims else [4, 6, 8]
+    g = declared("cpu", *sizes, is_override_shape_enabled=True)
+    built(g)
+    told = SIZES | change
+    pack = dict.fromkeys((1, 2, 3, 4, 5), 1 << 20)
+    with pytest.raises(ValidationError, match=match):
+        g.execute(pack, None, override_uids=list(told), override_shapes=list(told.values()), override_strides=None, **arguments)
+
+
+def test_one_tensor_with_two_shapes_and_lists_that_are_none() -> None:
+    g = declared("cpu", 4, 6, 8, is_override_shape_enabled=True)
+    built(g)
+    pack = dict.fromkeys((1, 2, 3, 4, 5), 1 << 20)
+    with pytest.raises(ValidationError, match=r"uid 1 is given two shapes; expected dims \(2, 5, 8\).*found \(2, 6, 8\).*To fix"):
+        g.execute(pack, None, override_uids=[1, 1], override_shapes=[[2, 5, 8], [2, 6, 8]])
+    with pytest.raises(graphdnn.KindError, match="override_uids has the wrong type"):
+        g.execute(pack, None, override_uids=1, override_shapes=[[2, 5, 8]])
+    with pytest.raises(ValidationError, match="the graph has no dims"):
+        g.execute(pack, None, override_uids=[1], override_shapes=[[2, 4, 8]], dims={"m": 4})
