@@ -130,7 +130,8 @@ class Copies(Shapes):
 
         Shapes of tensors that are declared with dims tell the extents of the dims; what then still differs is overridden."""
         given = _given(*overrides)
-        base = self._for_call(plan, pack, dims, stream, {uid: dim for uid, (dim, _) in given.items()})
+        told: dict[int | None, Dims] = {uid: dim for uid, (dim, _) in given.items()}
+        base = self._for_call(plan, pack, dims, stream, told)
         graph = base.graph if self._shape_plans else None
         wanted = self._differing(given, {t.uid: (t.dim, t.stride) for t in (self._tensors if graph is None else graph.tensors)})
         if not wanted:
@@ -143,7 +144,7 @@ class Copies(Shapes):
             )
         if isinstance(self._plans, LoadedPlans) and not self._filled:
             raise NotSupportedError(explain("a deserialized plan has the shapes it was built for", found=wanted[0][1], fix="build the graph here"))
-        values = self._values(pack, dims or {}, {uid: dim for uid, (dim, _) in given.items()}) if self._shape_plans else ()
+        values = self._values(pack, dims or {}, told) if self._shape_plans else ()
         variant = self._variants.get((values, wanted))
         if variant is None:
             plan.refuse_in_capture(stream, "the plan for the overridden shapes is not built yet", "execute() once with these shapes")

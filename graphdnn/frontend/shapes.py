@@ -6,7 +6,7 @@ import copy
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import targets
@@ -179,7 +179,7 @@ class Shapes(Declarations):
 
     # ------------------------------------------------------------------------------------------------------------------- values of a call
     def _for_call(
-        self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int, told: Mapping[int, Dims] | None = None
+        self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int, told: Mapping[int | None, Dims] | None = None
     ) -> ExecutionPlan:
         """The plan for the shapes in ``pack``, or for those ``told`` by uid. ExecutionError where it would have to be made while the stream is
         captured."""
@@ -218,7 +218,7 @@ class Shapes(Declarations):
         """The graph's tensors by uid, with the dims and strides of the shapes in ``pack``. Raises what ``execute`` raises."""
         return {t.uid: t for t in self._for_call(plan, pack, None, 0).graph.tensors}
 
-    def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int], told: Mapping[int, Dims]) -> Values:
+    def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int], told: Mapping[int | None, Dims]) -> Values:
         """Extents of the dims, from ``given``, from the shapes ``told`` by uid, and from those of the arrays. ValidationError for one that is
         missing, contradicted, or outside its range."""
         if self._sources is None:  # once: what is declared does not change between calls
@@ -232,7 +232,9 @@ class Shapes(Declarations):
             extent = as_integer(f"dim '{name}'", value)
             if found.setdefault(name, (extent, "dims"))[0] != extent:
                 raise _contradiction(name, found[name], extent, "dims")
-        shapes = [(s, shape) for s in sources if (shape := _shape(s, pack, told)) is not None]
+        shapes = [(s, shape) for s in sources if s.tensor.uid not in told and (shape := _shape(s, pack)) is not None]
+        counted = [(replace(s, bytes_along=-1), told[s.tensor.uid]) for s in sources if s.tensor.uid in told]  # elements, of every type
+        shapes += [(s, shape) for s, shape in counted if len(shape) == len(s.shape)]
         for s, shape in shapes:
             for a, (e, n) in enumerate(zip(s.shape, shape, strict=True)):
                 if isinstance(e, Dim) and a != s.bytes_along:
@@ -260,11 +262,8 @@ class Shapes(Declarations):
         return made
 
 
-def _shape(source: Source, pack: Mapping[Any, Any], told: Mapping[int, Dims]) -> Sequence[int] | None:
-    """Shape that was told for a tensor, or of the array that the pack holds; None for an address and for another rank."""
-    if told and source.tensor.uid in told:
-        shape = told[source.tensor.uid]
-        return shape if len(shape) == len(source.shape) else None
+def _shape(source: Source, pack: Mapping[Any, Any]) -> Sequence[int] | None:
+    """Shape of the array that the pack holds for a tensor; None for an address and for another rank."""
     for key in source.keys:
         if key in pack:
             shape = getattr(pack[key], "shape", None)
