@@ -179,7 +179,12 @@ class Shapes(Declarations):
 
     # ------------------------------------------------------------------------------------------------------------------- values of a call
     def _for_call(
-        self, plan: ExecutionPlan, pack: Mapping[Any, Any], given: Mapping[Any, int] | None, stream: int, told: Mapping[int | None, Dims] | None = None
+        self,
+        plan: ExecutionPlan,
+        pack: Mapping[Any, Any],
+        given: Mapping[Any, int] | None,
+        stream: int,
+        told: Mapping[int | None, Dims] | None = None,
     ) -> ExecutionPlan:
         """The plan for the shapes in ``pack``, or for those ``told`` by uid. ExecutionError where it would have to be made while the stream is
         captured."""
