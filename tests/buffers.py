@@ -1,6 +1,7 @@
 """Guarded buffers: a tensor's declared elements inside a larger block of bytes whose every other byte is checked after a run.
 
-On a CPU a buffer ends where a page begins that nobody may touch: a kernel that reads past it, though only what it does not use, ends the process.
+On a CPU a buffer ends where a page begins that nobody may touch: a kernel that reads past it, though only what it does not use, ends the process
+(see :func:`fenced` for a GPU).
 
 A buffer is laid out as GUARD bytes, ``offset`` elements, the tensor's extent, GUARD bytes. Before a run an output is full of 0xFF (NaN in every float
 type, -1 in the integers), guards hold 0xA5. After it, only the bytes of logical elements of an output may have changed.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,12 @@ def fenced_bytes(count: int) -> Array:
     failed = ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + size), ctypes.c_size_t(mmap.PAGESIZE), 0)
     assert not failed, "mprotect failed"
     return pages[size - count : size]
+
+
+def fenced(device: str) -> bool:
+    """Whether buffers for ``device`` end with the tensor. On a GPU only with GRAPHDNN_TEST_FENCE: no page ends there, but compute-sanitizer knows
+    where an allocation does."""
+    return device == "cpu" or bool(os.environ.get("GRAPHDNN_TEST_FENCE")) and device.startswith("cuda:")
 
 
 def encode(values: Array, dtype: data_type) -> Array:

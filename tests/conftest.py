@@ -50,9 +50,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A kernel cache of this session's own, so that no test depends on what an earlier session compiled. xdist workers share nothing."""
-    before = os.environ.get("GRAPHDNN_CACHE_DIR")
-    folder = tmp_path_factory.mktemp("kernel-cache")
+    """A kernel cache of this session's own, so that no test depends on what an earlier session compiled. xdist workers share nothing.
+
+    GRAPHDNN_TEST_CACHE names a folder to use instead, which stays: tests/gpu/sanitize.py runs the same tests several times."""
+    before, kept = os.environ.get("GRAPHDNN_CACHE_DIR"), os.environ.get("GRAPHDNN_TEST_CACHE")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("kernel-cache")
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ["GRAPHDNN_CACHE_DIR"] = str(folder)
     yield folder
     if before is None:

@@ -22,7 +22,7 @@ from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs import registry
 from graphdnn.passes.canonicalize import canonicalize
 from graphdnn.passes.expand import viewed
-from tests.buffers import GUARD, Array, Guarded, aligned_bytes, decode, encode, fenced_bytes
+from tests.buffers import GUARD, Array, Guarded, aligned_bytes, decode, encode, fenced, fenced_bytes
 
 Builder = Callable[[Any], Any]
 DEVICES = ("cpu", "cudasim", "cuda:0")
@@ -176,9 +176,9 @@ class Setup:
             if i in packed:
                 starts, lengths = (self.buffers[n].read().reshape(-1) for n in packed[i])
                 rows = lengths if lengths.size == t.dim[0] else np.diff(starts)
-                buffer = Guarded.packed(t.dim, t.stride, t.dtype, starts[:-1], rows, fence=self.device == "cpu")
+                buffer = Guarded.packed(t.dim, t.stride, t.dtype, starts[:-1], rows, fence=fenced(self.device))
             else:
-                buffer = Guarded.make(t.dim, t.stride, t.dtype, offsets.get(t.name, 0), fence=self.device == "cpu")
+                buffer = Guarded.make(t.dim, t.stride, t.dtype, offsets.get(t.name, 0), fence=fenced(self.device))
             if i not in og.outputs:
                 rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
                 buffer.write(draw(rng, t.dim, t.dtype, data.get(t.name, default_data(t.dtype))))
@@ -236,7 +236,7 @@ class Workspace:
 
     def __init__(self, size: int, device: str) -> None:
         self.size, self.device = size, device
-        self.block = fenced_bytes(GUARD + size) if device == "cpu" else aligned_bytes(GUARD + size + GUARD)
+        self.block = fenced_bytes(GUARD + size) if fenced(device) else aligned_bytes(GUARD + size + GUARD)
         self.block[:] = 0xFF
         self.block[:GUARD] = self.block[GUARD + size :] = 0xA5
         self.on_device: Any = None
