@@ -71,7 +71,7 @@ class Tuning(Planning):
     ) -> Tuned:
         """Build the candidate plans, check what they calculate, time them in turns, choose the fastest for ``execute``; ``print`` the result.
 
-        ``pack``: inputs to tune with, copied, so that nothing of it is written; None: random ones. ``workspace``: memory to run in, which bounds
+        ``pack``: what ``execute`` takes, copied, so that nothing of it is written; None: random inputs. ``workspace``: memory to run in, which bounds
         what a plan may need; None: memory of its own. ``workspace_limit``: bytes that a plan may need. ``iterations``: rounds of the last stage;
         ``candidates``: how many plans are tried, the best guesses first. ``workers``: processes that build plans and run them for the first time
         (None: one for each processor, 8 at most; 0: none, and a plan that crashes ends this process); a plan that takes one longer than
@@ -79,8 +79,8 @@ class Tuning(Planning):
 
         The heuristic's plan is kept unless another one is faster by more than noise. The result goes to the tuning database. In deterministic mode
         nothing is timed. A graph with dims is tuned at their hints. Makes plans by heuristics first if there are none. NotSupportedError for the
-        simulator, a described device, packed tensors without a pack, and where no plan is left; BuildError if no plan builds; ExecutionError if none
-        gives right results; ValidationError, KindError for arguments.
+        simulator, a described device, packed tensors without a pack, where there is no memory for the copies, and where no plan is left; BuildError
+        if no plan builds; ExecutionError if none gives right results; ValidationError, KindError for arguments.
         """
         from graphdnn.plans import autotune as tuner
 

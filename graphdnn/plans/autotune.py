@@ -20,6 +20,7 @@ from graphdnn.plans import buffers, cache, contest, tuning, workers
 from graphdnn.plans.contest import Arena, Contender, Judge
 
 if TYPE_CHECKING:
+    from graphdnn.plans.plan import ExecutionPlan
     from graphdnn.plans.planset import PlanSet
 
 FIRST_ROUNDS = 5
@@ -125,8 +126,9 @@ class Tuned:
 def tune(plans: PlanSet, pack: Mapping[Any, Any] | None, workspace: Any, options: Options) -> Tuned:
     """Choose the fastest plan of a list and build it. Raises what ``pygraph.autotune`` says."""
     start = time.perf_counter()
-    options = replace(options, workspace_limit=_limit(options.workspace_limit, workspace))
-    found = stored(plans, options.workspace_limit) if options.reuse else None
+    options = replace(options, workspace_limit=_limit(options.workspace_limit, plans.workspace_limit, workspace))
+    plans.as_listed()
+    found = stored(plans, options) if options.reuse else None
     if found is None:
         can_be_timed(plans)
         found = _Tuning(plans, options).run(pack, workspace)
@@ -141,16 +143,14 @@ def can_be_timed(plans: PlanSet) -> None:
         raise NotSupportedError(explain(f"plans for {device.text} cannot be timed: {why}", expected="cpu or a CUDA device that is present"))
 
 
-def _limit(limit: int | None, workspace: Any) -> int | None:
-    """What a plan may need: the limit, and the size of the workspace that it is to run in."""
-    if workspace is None:
-        return limit
-    room = buffers.facts(workspace, "the workspace").room
-    if room is None and limit is None:
+def _limit(limit: int | None, of_list: int | None, workspace: Any) -> int | None:
+    """What a plan may need: the limit of the tuning and of the list of plans, and the size of the workspace that it is to run in."""
+    room = None if workspace is None else buffers.facts(workspace, "the workspace").room
+    if workspace is not None and room is None and limit is None:
         raise ValidationError(
             explain("the size of the workspace is not known", expected="an array, or workspace_limit with an address", found=f"address {workspace}")
         )
-    return min(n for n in (limit, room) if n is not None)
+    return min((n for n in (limit, of_list, room) if n is not None), default=None)
 
 
 def heuristic(plans: PlanSet) -> Tuned:
@@ -159,11 +159,11 @@ def heuristic(plans: PlanSet) -> Tuned:
     return Tuned(plans.chosen_index, plans.chosen_index, (), "heuristics")
 
 
-def stored(plans: PlanSet, workspace_limit: int | None) -> Tuned | None:
+def stored(plans: PlanSet, options: Options) -> Tuned | None:
     """The fastest plan that the tuning database knows, built; None if it knows none that can be used here. Nothing is timed."""
     key, place = tuning.key_of(plans.graph, plans.device), tuning.database()
     try:
-        known = place.measured(key, workspace_limit) if place else []
+        known = place.measured(key, options.workspace_limit, min(options.candidates, plans.count()), plans.filters) if place else []
     except GraphError as error:
         log.warning(f"the tuning database is not used: {error}")
         return None
@@ -179,9 +179,11 @@ def stored(plans: PlanSet, workspace_limit: int | None) -> Tuned | None:
             continue
         assert place is not None, "it knew the plan"
         log.info(f"tuning: plan {plans.name_at(index)} from {place.path}, measured with {m.seconds * 1e6:.2f} us")
-        rows = tuple(_row(plans, indexes[x.key], x.seconds, workspace=x.workspace) for x in known if x.key in indexes)
+        ranked = [m, *sorted((x for x in known if x is not m and x.key in indexes), key=lambda x: x.seconds)]
+        rows = tuple(_row(plans, indexes[x.key], x.seconds, workspace=x.workspace) for x in ranked)
         first = next(i for i in range(plans.count()) if not plans.obstacle(i))
-        return Tuned(index, first, rows, "database", stored=True)
+        base = next((r.seconds for r in rows if r.index == first and r.seconds), m.seconds)
+        return Tuned(index, first, rows, "database", m.seconds / base, stored=True)
     return None
 
 
@@ -190,12 +192,22 @@ def _row(plans: PlanSet, index: int, seconds: float | None = None, **facts: Any)
     return Row(index, plan.name, tuple(c.name for c in plan.choices), tuple(c.knobs for c in plan.choices), seconds, **facts)
 
 
+def _check(plan: ExecutionPlan, pack: Mapping[Any, Any] | None, workspace: Any) -> None:
+    """What execute raises for a pack and a workspace, whatever its size and alignment, before anything is compiled."""
+    binder = plan.binder().loose(workspace=0, workspace_alignment=1)
+    if pack is not None:
+        binder.bind(pack, None)
+    if workspace is not None and buffers.facts(workspace).room != 0:
+        binder.workspace_address(workspace)
+
+
 class _Tuning:
     """One tuning under way."""
 
     def __init__(self, plans: PlanSet, options: Options) -> None:
         self.plans, self.options = plans, options
         self.dropped: dict[int, str] = {}
+        self.limited = self.cut = False
         self.executions = 0
 
     def run(self, pack: Mapping[Any, Any] | None, workspace: Any) -> Tuned:
@@ -203,19 +215,36 @@ class _Tuning:
         fitting = self._fitting()
         if not fitting:
             raise NotSupportedError(self._text("No valid execution plans: every plan was rejected or deselected, or needs too large a workspace"))
+        _check(self.plans.plan_at(fitting[0]), pack, workspace)
         usable = self._built(fitting)
         if not usable:
             raise BuildError(self._text("no plan could be built"))
         arena = Arena(self.plans.plan_at(usable[0]), pack, workspace)
-        judge = Judge(arena, self.plans.plan_at(usable[0]))
-        right = [c for i in usable if (c := self._contender(arena, judge, i)) is not None]
-        if not right:
-            raise ExecutionError(self._text("no plan gives right results"))
+        judge = self._judge(arena, usable)
+        right: list[Contender] = []
         try:
+            for i in usable:
+                self._enter(arena, judge, i, right)
+            if not right:
+                raise ExecutionError(self._text("no plan gives right results"))
             return self._decided(right, judge.exact)
         finally:
             for c in right:
                 c.timed.close()
+
+    def _judge(self, arena: Arena, usable: list[int]) -> Judge:
+        """By the first plan that runs; those before are no longer ``usable``."""
+        for i in list(usable):
+            try:
+                return Judge(arena, self.plans.plan_at(i))
+            except GraphError as error:
+                self._drop(i, f"does not run: {error}")
+                usable.remove(i)
+        raise ExecutionError(self._text("no plan runs"))
+
+    def _drop(self, index: int, why: str) -> None:
+        log.debug(f"tuning: plan {self.plans.name_at(index)} is dropped: {why}")
+        self.dropped[index] = why
 
     def _text(self, rule: str) -> str:
         lines = "".join(f"\n  - {self.plans.name_at(i)}: {why.splitlines()[0]}" for i, why in sorted(self.dropped.items()))
@@ -227,10 +256,11 @@ class _Tuning:
         limit = self.options.workspace_limit
         for i in range(self.plans.count()):
             why = self.plans.obstacle(i)
+            self.limited |= i in self.plans.oversized
             if not why and limit is not None and self.plans.plan_at(i).workspace_bytes > limit:
-                why = f"needs {self.plans.plan_at(i).workspace_bytes} bytes of workspace, more than {limit}"
+                why, self.limited = f"needs {self.plans.plan_at(i).workspace_bytes} bytes of workspace, more than {limit}", True
             if not why and len(found) >= self.options.candidates:
-                why = f"not tried: beyond the first {self.options.candidates} candidates"
+                why, self.cut = f"not tried: beyond the first {self.options.candidates} candidates", True
             if why:
                 self.dropped[i] = why
             else:
@@ -255,19 +285,18 @@ class _Tuning:
                 self.dropped[i] = str(error)
         return found
 
-    def _contender(self, arena: Arena, judge: Judge, index: int) -> Contender | None:
+    def _enter(self, arena: Arena, judge: Judge, index: int, right: list[Contender]) -> None:
+        """Check a plan's results; it is among ``right`` afterwards, or dropped."""
         plan = self.plans.plan_at(index)
         try:
             why = judge(plan)
             if not why:
-                found = contest.contender(arena, index, plan)
+                right.append(contest.contender(arena, index, plan))
                 self.executions += 2
-                return found
         except (GraphError, MemoryError) as error:
             why = f"does not run: {error}"
-        log.debug(f"tuning: plan {plan.name} is dropped: {why}")
-        self.dropped[index] = why
-        return None
+        if why:
+            self._drop(index, why)
 
     def _decided(self, right: list[Contender], exact: bool) -> Tuned:
         base = right[0]
@@ -305,7 +334,6 @@ class _Tuning:
         place = tuning.database()
         if place is None:
             return "the cache is switched off (GRAPHDNN_CACHE=0)"
-        limited = self.options.workspace_limit if any("of workspace, more than" in w for w in self.dropped.values()) else None
         key = tuning.key_of(self.plans.graph, self.plans.device)
         results = tuple(tuning.of_plan(c.plan, c.seconds) for c in ranked)
         run = tuning.Run(
@@ -318,7 +346,9 @@ class _Tuning:
             host=platform.node(),
             pid=os.getpid(),
             iterations=self.options.iterations,
-            workspace_limit=limited,
+            workspace_limit=self.options.workspace_limit if self.limited else None,
+            candidates=self.options.candidates if self.cut else None,
+            filters=self.plans.filters,
             heuristic=next(i for i, c in enumerate(ranked) if c is base),
             results=results,
         )

@@ -16,7 +16,7 @@ from graphdnn.dtypes import info
 from graphdnn.engines.base import flops
 from graphdnn.errors import ValidationError, explain
 from graphdnn.plans.assemble import bytes_below
-from graphdnn.plans.scratch import Array, Scratch
+from graphdnn.plans.scratch import Array, Scratch, enough
 
 if TYPE_CHECKING:
     from graphdnn.plans.plan import ExecutionPlan
@@ -42,12 +42,15 @@ class Arena:
 
     def __init__(self, plan: ExecutionPlan, pack: Mapping[Any, Any] | None, workspace: Any = None) -> None:
         """Inputs of ``pack``, else random ones. ``plan``: built; ``workspace``: memory to use for that purpose. Raises what execute raises for a pack
-        that does not fit, NotSupportedError where inputs cannot be random."""
+        that does not fit, NotSupportedError where inputs cannot be random or there is no memory."""
         self.graph, self.device = plan.graph, plan.device
         self.workspace = workspace
         self._blocks: list[tuple[int, Any]] = []
         self.numbers: dict[int, float | int] = {}
-        first = self._random(plan) if pack is None else self._given(plan, pack)
+        with enough():
+            self._fill(self._random(plan) if pack is None else self._given(plan, pack))
+
+    def _fill(self, first: Scratch) -> None:
         for t in self.graph.outputs:
             first.put(t, None)
         self.sets = [first]
@@ -68,9 +71,8 @@ class Arena:
         return made
 
     def _given(self, plan: ExecutionPlan, pack: Mapping[Any, Any]) -> Scratch:
-        binder, _ = plan.load()
-        workspace = self.workspace if self.workspace is not None else self._block(plan.workspace_bytes)
-        pointers, numbers, _ = binder.bind(pack, workspace)
+        binder = plan.load()[0].loose(workspace=0)
+        pointers, numbers, _ = binder.bind(pack, None)
         found = binder.rooms(pack) if binder.packed else {}
         rooms = {t: (min(before, bytes_below(self.graph.tensors[t])), room) for t, (before, room) in found.items()}
         unknown = [t for t in pointers if self.graph.tensors[t].ragged and t not in rooms]

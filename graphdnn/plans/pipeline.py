@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graphdnn.dtypes import data_type
 from graphdnn.errors import GraphError, KindError, ValidationError, explain
 from graphdnn.ir.tensor import Tensor, TensorDecl
-from graphdnn.plans import cuda_graphs, overlap, variant_pack
+from graphdnn.plans import cuda_graphs
 from graphdnn.plans.assemble import Arena
 from graphdnn.plans.plan import ExecutionPlan
 from graphdnn.plans.variant_pack import Binder
@@ -108,13 +108,7 @@ def stage(plan: ExecutionPlan, given: Mapping[Any, str], number: int) -> Stage:
     buffer of a tensor that nobody has named is "1/0::OUT_0": that of stage 1.
 
     ValidationError for a tensor that the plan does not need or that has no name, KindError for a key or a name of the wrong kind."""
-    binder = variant_pack.prepare(
-        plan.graph,
-        plan.device,
-        plan.recipe,
-        overlap.elementwise_space(plan.graph, plan.partition),
-        overlap.inplace_pairs(plan.graph, plan.partition),
-    )
+    binder = plan.binder()
     label = f"stage {number} ('{plan.graph.name}')" if plan.graph.name else f"stage {number}"
     tensors = {t.uid: t for t in [*(s.tensor for s in binder.slots), *(t for _, t, _ in binder.numbers)]}
     names = {_uid(binder, list(tensors), key, label): _name(name, label) for key, name in given.items()}

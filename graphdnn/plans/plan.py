@@ -236,10 +236,7 @@ class ExecutionPlan:
                             fix="serialize() it and deserialize() it on a machine with such a GPU, or build with device='cpu'",
                         )
                     )
-                executable = targets.get(self.device).load(self.recipe, [k.binary for k in kernels])
-                space = overlap.elementwise_space(self.graph, self.partition)
-                inplace = overlap.inplace_pairs(self.graph, self.partition)
-                binder = variant_pack.prepare(self.graph, self.device, self.recipe, space, inplace)
+                executable, binder = targets.get(self.device).load(self.recipe, [k.binary for k in kernels]), self.binder()
                 if hasattr(executable, "set_extents"):  # the simulator checks every access
                     spans = {s.index: (-s.below, s.nbytes) for s in binder.slots if not self.graph.tensors[s.index].ragged}
                     executable.set_extents(spans, self.workspace_bytes)
@@ -248,6 +245,11 @@ class ExecutionPlan:
                 executable.arrange(binder.ids)
                 self._ready = (binder, executable)
             return self._ready
+
+    def binder(self) -> Binder:
+        """What binds packs for this plan. Lowers it, compiles nothing."""
+        graph, regions = self.graph, self.partition
+        return variant_pack.prepare(graph, self.device, self.recipe, overlap.elementwise_space(graph, regions), overlap.inplace_pairs(graph, regions))
 
     # -- running --------------------------------------------------------------------------------------------------------------------------
     def execute(self, pack: variant_pack.Pack, workspace: Any = None, stream: int = 0) -> None:

@@ -64,7 +64,8 @@ class PlanSet:
         rejections: Iterable[Rejection] = (),
         store: KernelStore | None = None,
     ) -> None:
-        """``survey``: the partition that custom plans use, with what the engines offer for it."""
+        """``survey``: the partition that custom plans use, with what the engines offer for it. ``oversized``: plans that were left out for
+        ``workspace_limit``."""
         self.graph = graph
         self.device = device
         self.survey = survey
@@ -73,7 +74,9 @@ class PlanSet:
         self._engines = {e.id: e for e in engines}
         self._plans: list[ExecutionPlan] = []
         self._barred: dict[int, str] = {}
-        self._workspace_limit: int | None = None
+        self._filters: set[str] = set()
+        self.workspace_limit: int | None = None
+        self.oversized: set[int] = set()
         self._chosen: int | None = None
         self._lock = threading.RLock()
 
@@ -170,26 +173,32 @@ class PlanSet:
         for i, plan in enumerate(self._plans):
             if test(plan):
                 self._barred.setdefault(i, why)
+                self._filters.add(why)
+
+    @property
+    def filters(self) -> str:
+        """What plans were left out for, but for their workspace; "" if none was. The same text in every process."""
+        return "; ".join(sorted(self._filters))
 
     def select_behavior_notes(self, notes: Iterable[Any]) -> None:
         """Keep only plans that have all of ``notes``."""
         wanted = _names(notes)
-        self._bar(f"lacks a behavior note of {wanted}", lambda p: not wanted <= set(p.behavior_notes))
+        self._bar(f"lacks a behavior note of {sorted(wanted)}", lambda p: not wanted <= set(p.behavior_notes))
 
     def deselect_behavior_notes(self, notes: Iterable[Any]) -> None:
         """Leave out plans that have any of ``notes``."""
         bad = _names(notes)
-        self._bar(f"has a behavior note of {bad}", lambda p: bool(bad & set(p.behavior_notes)))
+        self._bar(f"has a behavior note of {sorted(bad)}", lambda p: bool(bad & set(p.behavior_notes)))
 
     def select_numeric_notes(self, notes: Iterable[Any]) -> None:
         """Keep only plans that have all of ``notes``."""
         wanted = _names(notes)
-        self._bar(f"lacks a numerical note of {wanted}", lambda p: not wanted <= set(p.numeric_notes))
+        self._bar(f"lacks a numerical note of {sorted(wanted)}", lambda p: not wanted <= set(p.numeric_notes))
 
     def deselect_numeric_notes(self, notes: Iterable[Any]) -> None:
         """Leave out plans that have any of ``notes``."""
         bad = _names(notes)
-        self._bar(f"has a numerical note of {bad}", lambda p: bool(bad & set(p.numeric_notes)))
+        self._bar(f"has a numerical note of {sorted(bad)}", lambda p: bool(bad & set(p.numeric_notes)))
 
     def deselect_engines(self, names: Iterable[str]) -> None:
         """Leave out plans in whose name one of ``names`` occurs ("eng4", "eng4_k12=1"); "eng1" does not mean "eng10"."""
@@ -200,7 +209,13 @@ class PlanSet:
     def deselect_workspace_greater_than(self, nbytes: int) -> None:
         """Leave out plans that need more than ``nbytes`` of workspace; looked at when a plan's turn comes."""
         limit = int(nbytes)
-        self._workspace_limit = limit if self._workspace_limit is None else min(limit, self._workspace_limit)
+        self.workspace_limit = limit if self.workspace_limit is None else min(limit, self.workspace_limit)
+
+    def as_listed(self) -> None:
+        """Put plans that were built for many shapes back to what they were made from, for the shape of the list's graph alone."""
+        for i, plan in enumerate(self._plans):
+            if plan.shaped:
+                self._plans[i] = ExecutionPlan.of(self.graph, self.device, plan.candidate, self.store)
 
     # -- support and build ----------------------------------------------------------------------------------------------------------------
     def obstacle(self, index: int) -> str:
@@ -212,9 +227,10 @@ class PlanSet:
             need, why = plan.workspace_bytes, _beyond(self.device, plan.recipe.kernels)
         except GraphError as error:
             need, why = 0, str(error)
-        limit = self._workspace_limit
+        limit = self.workspace_limit
         if not why and limit is not None and need > limit:
             why = f"needs {need} bytes of workspace, more than {limit}"
+            self.oversized.add(index)
         if why:
             self._barred[index] = why
             log.debug(f"plan {plan.name} left out: {why}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from graphdnn import reference
 from graphdnn.device import DeviceProps
+from graphdnn.errors import ExecutionError, NotSupportedError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.plans.assemble import bytes_below, tensor_bytes
 
@@ -93,6 +95,19 @@ class Scratch:
             from graphdnn.targets.cuda_driver import synchronize
 
             synchronize(self.device.index)
+
+
+@contextmanager
+def enough() -> Iterator[None]:
+    """NotSupportedError where the block finds no memory, on the host or on a GPU."""
+    try:
+        yield
+    except (MemoryError, ExecutionError) as error:
+        if isinstance(error, ExecutionError) and "CUDA_ERROR_OUT_OF_MEMORY" not in str(error):
+            raise
+        fix = "free some memory, or take the heuristic's plan: build()"
+        rule = "there is no memory for inputs and outputs to time plans on"
+        raise NotSupportedError(explain(rule, expected="room for a copy of each", found=str(error), fix=fix)) from error
 
 
 def fill(device: DeviceProps, address: int, nbytes: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,19 +30,21 @@ if TYPE_CHECKING:
     from graphdnn.ir.opgraph import OperationGraph
     from graphdnn.plans.plan import ExecutionPlan
 
-SCHEMA = 1
+SCHEMA = 2
 BUSY_S = 30.0
 """How long a process waits for another one's transaction."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
     id TEXT PRIMARY KEY, graph TEXT NOT NULL, device TEXT NOT NULL, toolchain TEXT NOT NULL, version TEXT NOT NULL, created REAL NOT NULL,
-    host TEXT NOT NULL, pid INTEGER NOT NULL, iterations INTEGER NOT NULL, workspace_limit INTEGER, heuristic INTEGER NOT NULL, digest TEXT NOT NULL);
+    host TEXT NOT NULL, pid INTEGER NOT NULL, iterations INTEGER NOT NULL, workspace_limit INTEGER, candidates INTEGER, filters TEXT NOT NULL,
+    heuristic INTEGER NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS results (
     run TEXT NOT NULL REFERENCES runs(id), rank INTEGER NOT NULL, label TEXT NOT NULL, choices TEXT NOT NULL, seconds REAL NOT NULL,
     workspace INTEGER NOT NULL, PRIMARY KEY (run, rank)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS runs_of_graph ON runs (graph, device, toolchain, version);
 """
-_COLUMNS = ("id", "graph", "device", "toolchain", "version", "created", "host", "pid", "iterations", "workspace_limit", "heuristic")
+_COLUMNS = ("id", "graph", "device", "toolchain", "version", "created", "host", "pid", "iterations", "workspace_limit", "candidates",
+            "filters", "heuristic")  # fmt: skip
 _BUSY, _MEDIUM = {5, 6}, {3: "may not be accessed", 7: "memory ran out", 8: "is read-only", 10: "read or write failed", 13: "the disk is full",
                           14: "cannot be opened", 15: "locking failed", 22: "the file is too large"}  # fmt: skip
 T = TypeVar("T")
@@ -80,7 +83,8 @@ class Key:
 @dataclass(frozen=True)
 class Run:
     """One tuning of one graph. ``results``: the chosen plan first, then by time; ``heuristic``: place of the plan that heuristics would have taken;
-    ``workspace_limit``: what plans were allowed to need, None for any; ``created``: seconds since 1970."""
+    ``created``: seconds since 1970. What plans were left out for: ``workspace_limit``, bytes that they were allowed to need, and ``candidates``, the
+    number that was tried (None: no plan was); ``filters``: ``PlanSet.filters``."""
 
     id: str
     graph: str
@@ -92,6 +96,8 @@ class Run:
     pid: int
     iterations: int
     workspace_limit: int | None
+    candidates: int | None
+    filters: str
     heuristic: int
     results: tuple[Measured, ...]
 
@@ -99,6 +105,11 @@ class Run:
     def key(self) -> Key:
         """What the run is valid for."""
         return Key(self.graph, self.device, self.toolchain, self.version)
+
+    def answers(self, workspace_limit: int | None, candidates: int, filters: str) -> bool:
+        """Whether it left out no plan that a tuning with these options would try."""
+        limited = self.workspace_limit is not None and (workspace_limit is None or self.workspace_limit < workspace_limit)
+        return not limited and (self.candidates is None or self.candidates >= candidates) and self.filters in ("", filters)
 
     def digest(self) -> str:
         """SHA-256 of all of it."""
@@ -157,17 +168,19 @@ class Database:
         """Stored runs, the newest first: of ``key``, or all of them. Those that do not check are left out, with a warning."""
         where = " WHERE graph = ? AND device = ? AND toolchain = ? AND version = ?" if key else ""
         values = (key.graph, key.device, key.toolchain, key.version) if key else ()
-        return self._do(lambda db: _read(db, where, values, self.path)) if self.path.exists() else []
+        if not self._there():
+            return []
+        if not all(os.access(p, os.W_OK) for p in (self.path, self.path.parent)):
+            return self._only_read(where, values)
+        return self._do(lambda db: _read(db, where, values, self.path))
 
-    def measured(self, key: Key, workspace_limit: int | None = None) -> list[Measured]:
+    def measured(self, key: Key, workspace_limit: int | None = None, candidates: int = 1, filters: str = "") -> list[Measured]:
         """Plans of ``key`` that need at most ``workspace_limit`` bytes, best first: the order of the newest run, then what only older ones have.
 
-        A run that was itself limited to less did not see every plan, and is not asked."""
+        A run that left out what a tuning with this limit, these candidates and filters would try is not asked."""
         found: dict[Any, Measured] = {}
         for run in self.runs(key):
-            if run.workspace_limit is not None and (workspace_limit is None or run.workspace_limit < workspace_limit):
-                continue
-            for m in run.results:
+            for m in run.results if run.answers(workspace_limit, candidates, filters) else ():
                 if workspace_limit is None or m.workspace <= workspace_limit:
                     found.setdefault(m.key, m)
         return list(found.values())
@@ -181,18 +194,31 @@ class Database:
             db.execute("DELETE FROM runs")
             return count
 
-        return self._do(delete) if self.path.exists() else 0
+        return self._do(delete) if self._there() else 0
 
     def only_read(self) -> list[Run]:
         """All runs of a file that must not be changed: another one's. A damaged file is a SerializationError."""
+        return self._only_read("", ())
+
+    def _only_read(self, where: str, values: tuple[str, ...]) -> list[Run]:
         import sqlite3
 
+        # SQLite would write beside a file in WAL mode, even to read it: in a folder that cannot be written, nobody changes the file either
+        fixed = not os.access(self.path.parent, os.W_OK) and not os.path.exists(f"{self.path}-wal")
+        name = f"{self.path.resolve().as_uri()}?mode=ro{'&immutable=1' if fixed else ''}"
         try:
-            with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
+            with closing(sqlite3.connect(name, uri=True, timeout=BUSY_S)) as db:
                 db.text_factory = _text
-                return _read(db, "", (), self.path) if self._version(db) else []
+                return _read(db, where, values, self.path) if self._version(db) else []
         except (sqlite3.Error, UnicodeError) as error:
             raise self._refused(error) from error
+
+    def _there(self) -> bool:
+        """Whether there is a file. ExecutionError where that cannot be seen."""
+        try:
+            return self.path.exists()
+        except OSError as error:
+            raise self._unusable("cannot be opened", str(error)) from error
 
     # -- SQLite ---------------------------------------------------------------------------------------------------------------------------
     def _do(self, work: Callable[[sqlite3.Connection], T], make: bool = False) -> T:
@@ -239,16 +265,21 @@ class Database:
             db.close()
 
     def _version(self, db: sqlite3.Connection) -> int:
-        """SCHEMA, or 0 for an empty file."""
+        """SCHEMA, or 0 for an empty file. sqlite3.DatabaseError where tables are not what they were made as: what is written would be changed."""
+        import sqlite3
+
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
-        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
+        made = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+        tables = set(made)
+        if version == SCHEMA and not set(made.values()) >= {s.strip().replace("IF NOT EXISTS ", "") for s in _TABLES.split(";")[:-1]}:
+            raise sqlite3.DatabaseError("its tables are damaged")
         if version not in (0, SCHEMA) or (version == 0 and tables and "runs" not in tables):
             raise SerializationError(
                 explain(
                     f"'{self.path}' is the database of another version or program",
                     expected=f"a tuning database of schema {SCHEMA}",
                     found=f"schema {version}, tables {sorted(map(str, tables))[:8]}",
-                    fix="name another file in GRAPHDNN_TUNING_DB",
+                    fix="name another file in GRAPHDNN_TUNING_DB, or delete this one",
                 )
             )
         return version
@@ -265,18 +296,17 @@ class Database:
 
     def _move_aside(self, why: str) -> None:
         """Rename the damaged file. One process at a time, and only if it is still damaged: another one may have begun a new file."""
-        with _exclusive(self.path.with_name(self.path.name + ".lock")):
-            if self._sound():
-                return
-            aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
-            try:
+        try:
+            with _exclusive(self.path.with_name(self.path.name + ".lock")):
+                if self._sound():
+                    return
+                aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
                 os.rename(self.path, aside)
-            except OSError as error:
-                raise SerializationError(
-                    explain(f"tuning database '{self.path}' is damaged ({why}) and cannot be moved aside", found=str(error), fix="delete it")
-                ) from error
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+                for suffix in ("-wal", "-shm"):
+                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        except OSError as error:
+            rule, fix = f"tuning database '{self.path}' is damaged ({why}) and cannot be moved aside", "delete it"
+            raise SerializationError(explain(rule, found=str(error), fix=fix)) from error
         log.warning(f"tuning database {self.path} is damaged ({why}); it is now {aside.name}, and a new one is begun")
 
     def _refused(self, error: Exception) -> GraphError:
@@ -285,10 +315,13 @@ class Database:
             rule = f"tuning database '{self.path}' is locked by another process"
             return ExecutionError(explain(rule, expected=f"the lock within {BUSY_S:g} s", found=str(error), fix="wait, or end that process"))
         if code in _MEDIUM:
-            rule = f"tuning database '{self.path}' cannot be used: {_MEDIUM[code]}"
-            fix = "make room or give the file to this user, or name another file in GRAPHDNN_TUNING_DB"
-            return ExecutionError(explain(rule, expected="a file that can be read and written", found=str(error), fix=fix))
+            return self._unusable(_MEDIUM[code], str(error))
         return SerializationError(explain(f"tuning database '{self.path}' is damaged", found=str(error), fix="delete it"))
+
+    def _unusable(self, why: str, found: str) -> ExecutionError:
+        fix = "make room or give the file to this user, or name another file in GRAPHDNN_TUNING_DB"
+        rule = f"tuning database '{self.path}' cannot be used: {why}"
+        return ExecutionError(explain(rule, expected="a file that can be read and written", found=found, fix=fix))
 
 
 def _code(error: Exception) -> int:
@@ -329,6 +362,7 @@ def _exclusive(path: Path) -> Iterator[None]:
 
 
 def _insert(db: sqlite3.Connection, run: Run) -> bool:
+    """Whether the run is new."""
     values = [getattr(run, c) for c in _COLUMNS]
     marks = ", ".join("?" * (len(values) + 1))
     if not db.execute(f"INSERT OR IGNORE INTO runs ({', '.join(_COLUMNS)}, digest) VALUES ({marks})", [*values, run.digest()]).rowcount:
@@ -354,11 +388,14 @@ def _read(db: sqlite3.Connection, where: str, values: tuple[str, ...], path: Pat
 
 
 def verify(run: Run, digest: str) -> None:
-    """ValueError for a run that is not what was written."""
+    """ValueError for a run that is not what was written, or that no tuning writes."""
     if run.digest() != digest:
         raise ValueError(f"run {run.id[:40]} has another checksum")
     if not 0 <= run.heuristic < len(run.results):
         raise ValueError(f"run {run.id[:40]} has no result {run.heuristic}")
+    for m in run.results:
+        if not 0 < m.seconds < math.inf or not 0 <= m.workspace < 1 << 63:
+            raise ValueError(f"run {run.id[:40]} has a plan of {m.seconds} s and {m.workspace} bytes")
 
 
 def _choices(text: str) -> tuple[Choice, ...]:

@@ -250,12 +250,15 @@ class Binder:
             buffers.remember(value, slot.shown)
         return facts.pointer
 
-    def alignments(self, pack: Pack, workspace: Any) -> dict[int, int]:
-        """Tensor ids whose buffers are less aligned than declared, with what they are aligned to (at least to an element). Raises as ``bind``."""
+    def loose(self, **changes: Any) -> Binder:
+        """The same, with ``changes``, for buffers that are aligned to their elements only."""
         elements = [replace(s, alignment=min(s.alignment, max(1, info(s.tensor.dtype).bits // 8))) for s in self.slots]
         checks = tuple((s.types, s.nbytes, s.alignment - 1, s.written) for s in elements)
-        loose = replace(self, slots=tuple(elements), checks=checks)
-        pointers, _, _ = loose.bind(pack, workspace)
+        return replace(self, slots=tuple(elements), checks=checks, **changes)
+
+    def alignments(self, pack: Pack, workspace: Any) -> dict[int, int]:
+        """Tensor ids whose buffers are less aligned than declared, with what they are aligned to (at least to an element). Raises as ``bind``."""
+        pointers, _, _ = self.loose().bind(pack, workspace)
         return {s.index: pointers[s.index] & -pointers[s.index] for s in self.slots if pointers[s.index] % s.alignment}
 
     def _check_device(self, facts: Facts, what: str, name: str) -> None:

@@ -7,10 +7,13 @@ another one is started for the plans that are left. Workers end when their paren
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +24,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import log
-from graphdnn.errors import ExecutionError, GraphError, NotSupportedError
+from graphdnn.errors import GraphError, NotSupportedError
 
 if TYPE_CHECKING:
     from graphdnn.codegen.spec import Binary
@@ -44,18 +47,21 @@ class Worker:
     def __init__(self) -> None:
         """No process yet."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  what a process says before it dies; closed when none may be started any more
+        self._lock = threading.Lock()
 
     def ask(self, plan: bytes, timeout_s: float) -> Outcome:
         """Build and run a pickled plan. An outcome with an error if the process dies or takes longer than ``timeout_s``."""
-        process = self._process = self._process or self._start()
+        with self._lock:
+            process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None, "both are pipes"
         hung = threading.Event()
 
         def end() -> None:
             hung.set()
-            process.kill()
+            _kill(process)
 
-        timer = threading.Timer(timeout_s, end)
+        timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), end)
         timer.start()
         try:
             pickle.dump(plan, process.stdin)
@@ -64,27 +70,63 @@ class Worker:
             assert isinstance(found, Outcome), "workers answer with outcomes"
             return found
         except (OSError, EOFError, pickle.UnpicklingError):
-            self.close()
+            status = self._ended()
             if hung.is_set():
                 return Outcome(error=f"did not finish within {timeout_s:g} s; its process was killed")
-            return Outcome(error=f"its process died: {_death(process.returncode)}")
+            return Outcome(error=f"its process died: {_death(status)}{self._last_words()}")
+        except BaseException:  # an answer that was read in part: the next one must not be taken for its end
+            self._ended()
+            raise
         finally:
             timer.cancel()
+            timer.join()
+            if hung.is_set():  # in the moment in which the answer came: the next plan is not to blame
+                self._ended()
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            env=_environment(),
+            process_group=0 if hasattr(os, "killpg") else None,
         )
         assert process.stdin is not None, "it is a pipe"
         pickle.dump(os.getpid(), process.stdin)
         return process
 
+    def _ended(self) -> int:
+        """End the process; its exit status."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return 0
+        _kill(process)
+        process.communicate()
+        return int(process.returncode)
+
+    def _last_words(self) -> str:
+        """The last line that the process wrote to its standard error."""
+        size = self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, size - 2000))
+        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        self._words.seek(0)
+        self._words.truncate()
+        return f" ({lines[-1][:300]})" if lines else ""
+
     def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        """End the process, whatever thread asks it; no other one is started."""
+        with self._lock:
+            self._words.close()
+        self._ended()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and the compilers that it has started: they are its group."""
+    with contextlib.suppress(OSError):  # it has ended
+        if process.returncode is None:
+            os.killpg(process.pid, Signals.SIGKILL) if hasattr(os, "killpg") else process.kill()
 
 
 def _environment() -> dict[str, str]:
@@ -109,10 +151,9 @@ def build(plans: Sequence[ExecutionPlan], count: int, timeout_s: float, tell: Ca
     pool = [Worker() for _ in range(min(count, len(plans)))]
     for worker in pool:
         free.put(worker)
-    done = 0
+    done = itertools.count(1)
 
     def one(plan: ExecutionPlan) -> Outcome:
-        nonlocal done
         worker = free.get()
         start = time.perf_counter()
         try:
@@ -123,8 +164,7 @@ def build(plans: Sequence[ExecutionPlan], count: int, timeout_s: float, tell: Ca
             free.put(worker)
         for key, binary in found.kernels:
             cache.memory.put(key, binary)
-        done += 1
-        tell(f"tuning: {done} of {len(plans)} plans built; {plan.name} {found.error.splitlines()[0] if found.error else 'is fine'} "
+        tell(f"tuning: {next(done)} of {len(plans)} plans built; {plan.name} {found.error.splitlines()[0] if found.error else 'is fine'} "
              f"({time.perf_counter() - start:.2f} s)")  # fmt: skip
         return found
 
@@ -160,9 +200,11 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A parent that was killed cannot end a worker that hangs in a kernel."""
+    """A parent that was killed cannot end a worker that hangs in a kernel, or in a compiler, which is of its group."""
     while os.getppid() == parent:
         time.sleep(1.0)
+    if hasattr(os, "killpg"):
+        os.killpg(0, Signals.SIGKILL)
     os._exit(1)
 
 
@@ -184,20 +226,17 @@ def try_out(plan: Any) -> None:
     import numpy as np
 
     from graphdnn.inspection.check import random_feeds
-    from graphdnn.plans.scratch import Scratch
+    from graphdnn.plans.scratch import Scratch, enough
 
     memory = Scratch(plan.graph, plan.device)
     try:
-        feeds = random_feeds(plan, np.random.default_rng(0))
-        pack = {plan.graph.tensors[t].uid: memory.give(t, values) for t, values in feeds.items()}
-        pack |= {plan.graph.tensors[t].uid: memory.put(t, None) for t in plan.graph.outputs}
-        workspace = memory.block(plan.workspace_bytes)
-    except (NotSupportedError, MemoryError) as error:
+        with enough():
+            feeds = random_feeds(plan, np.random.default_rng(0))
+            pack = {plan.graph.tensors[t].uid: memory.give(t, values) for t, values in feeds.items()}
+            pack |= {plan.graph.tensors[t].uid: memory.put(t, None) for t in plan.graph.outputs}
+            workspace = memory.block(plan.workspace_bytes)
+    except NotSupportedError as error:
         log.debug(f"plan {plan.name} is not tried out: {error}")
-        return
-    except ExecutionError as error:
-        if "CUDA_ERROR_OUT_OF_MEMORY" not in str(error):
-            raise
         return
     plan.execute(pack, workspace)
     memory.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +97,24 @@ def test_a_candidate_that_hangs_is_killed(monkeypatch):
     assert "did not finish within 1 s" in outcome.error
 
 
+def test_a_worker_is_killed_with_what_it_has_started_and_its_last_words_are_kept(monkeypatch, tmp_path):
+    """A compiler that hangs is a process of its own."""
+    lines = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); open(sys.argv[1], 'w').write(str(p.pid)); p.wait()"
+    started = tmp_path / "pid"
+    monkeypatch.setattr(workers, "_PROGRAM", f"import sys; sys.argv = ['', {str(started)!r}]; {lines}")
+    worker = workers.Worker()
+    assert "did not finish within 2 s" in worker.ask(b"", 2.0).error
+    worker.close()
+    stat = Path(f"/proc/{started.read_text()}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    monkeypatch.setattr(workers, "_PROGRAM", "import no_such_module")
+    worker = workers.Worker()
+    assert "exit status 1 (ModuleNotFoundError: No module named 'no_such_module')" in worker.ask(b"", float("inf")).error
+    worker.close()
+    with pytest.raises(ValueError, match="closed file"):
+        worker.ask(b"", 1.0)
+
+
 def test_wrong_results_are_found_by_norm_where_the_reference_is_too_slow(monkeypatch):
     monkeypatch.setattr(contest, "REFERENCE_WORK", 0)
     planting(monkeypatch, planted.Wrong())
@@ -135,7 +154,8 @@ def test_heuristic_mode_B_lists_measured_plans_first(database):
 
 
 def run_of(key, results, **more):
-    facts = {"id": tuning.new_id(), "created": 1.0, "host": "h", "pid": 1, "iterations": 5, "workspace_limit": None, "heuristic": 0} | more
+    facts = {"id": tuning.new_id(), "created": 1.0, "host": "h", "pid": 1, "iterations": 5, "workspace_limit": None, "candidates": None} | more
+    facts = {"filters": "", "heuristic": 0} | facts
     return tuning.Run(graph=key.graph, device=key.device, toolchain=key.toolchain, version=key.version, results=results, **facts)
 
 
@@ -147,7 +167,7 @@ def test_what_does_not_fit_any_more_is_not_used(database):
     gone = tuning.Measured("", ((2, "matmul_simt", "PanelCpu(rows=7)"),), 1e-9, 0)
     other = tuning.Key(key.graph, key.device, "another toolchain")
     database.add([run_of(key, (gone,)), run_of(other, (tuning.of_plan(plan, 1e-9),))])
-    assert autotune.stored(g._plans, None) is None
+    assert autotune.stored(g._plans, autotune.Options()) is None
     assert tuning.key_of(g._opgraph, graphdnn.device.describe("sm_90")) != key
 
 
@@ -169,6 +189,90 @@ def test_a_limit_on_workspace_holds_and_limited_runs_do_not_answer_for_all(datab
     g.deselect_engines([f"eng2_k12={i}" for i, p in enumerate(g._plans) if not p.workspace_bytes and "unfused" not in p.name] + ["k12=3"])
     with pytest.raises(NotSupportedError, match="bytes of workspace, more than 0"):
         g.autotune(workspace_limit=0, workers=0)
+
+
+def test_a_tuning_that_saw_less_does_not_answer_for_one_that_would_see_more(database):
+    """A limit or a filter of the graph's own list, and fewer candidates, leave plans out of a run."""
+    def tuned(prepare=lambda g: None, **options):
+        g = matmul(**{k: options.pop(k) for k in ("workspace_limit",) if k in options})
+        g.create_execution_plans([heur_mode.A])
+        prepare(g)
+        return g.autotune(workers=0, iterations=1, **options)
+
+    def narrowed(g):
+        g.deselect_engines([g.get_plan_name_at_index(0)])
+
+    assert tuned(workspace_limit=0).source == tuned(candidates=1).source == tuned(narrowed).source == "measured"
+    assert tuned(workspace_limit=0).source == tuned(candidates=1).source == tuned(narrowed).source == "database"
+    whole = tuned()
+    assert whole.source == "measured" and len(whole.timed) > 2
+    again = tuned()
+    assert again.source == "database" and again.chosen == whole.chosen == again.rows[0].index
+    times = [r.seconds for r in again.rows[1:]]
+    assert times == sorted(times) and (again.ratio < 1) == (again.chosen != again.heuristic)
+
+
+def test_bad_packs_and_workspaces_are_told_before_anything_is_compiled(monkeypatch):
+    g, (x, b, s, y) = pointwise(n=50)
+    data = {x: np.zeros((2, 50, 3), np.float32), b: np.zeros((1, 50, 1), np.float32), s: 1.0, y: np.zeros((2, 50, 3), np.float32)}
+    monkeypatch.setattr(autotune._Tuning, "_built", None)
+    small = np.zeros((2, 5, 3), np.float32)
+    for bad, why in (({}, "missing buffer"), (data | {x: small}, "too small"), (data | {y: "y"}, "not a buffer")):
+        with pytest.raises((ValidationError, KindError), match=why):
+            g.autotune(bad)
+    locked = np.zeros(1 << 20, np.uint8)
+    locked.flags.writeable = False
+    with pytest.raises(ValidationError, match="workspace is read-only"):
+        g.autotune(workspace=locked)
+
+
+def test_no_memory_for_the_inputs_is_no_reason_not_to_build():
+    def huge(**kwargs):
+        g = graphdnn.pygraph(device="cpu", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32, **kwargs)
+        g.relu(g.tensor(dim=(1 << 50,), stride=(1,))).set_output(True)
+        return g
+
+    with pytest.raises(NotSupportedError, match="no memory for inputs and outputs"):
+        huge().autotune(workers=0)
+    g = huge(benchmark=True)
+    g.build([heur_mode.A])
+    assert g.plan.built
+
+
+def test_an_interrupt_gives_back_what_contenders_hold(monkeypatch):
+    closed: list[int] = []
+
+    def interrupted(arena, index, plan):
+        if index:
+            raise KeyboardInterrupt
+        made = real(arena, index, plan)
+        monkeypatch.setattr(made.timed, "close", lambda: closed.append(index))
+        return made
+
+    real = contest.contender
+    monkeypatch.setattr(contest, "contender", interrupted)
+    g = matmul()
+    g.build([heur_mode.A])
+    before = g.plan
+    with pytest.raises(KeyboardInterrupt):
+        g.autotune(workers=0)
+    assert closed == [0] and g.plan is before
+
+
+def test_a_first_plan_that_does_not_run_is_dropped(monkeypatch):
+    monkeypatch.setattr(contest, "REFERENCE_WORK", 0)
+    real = contest.Arena.results
+    g = matmul()
+    g.create_execution_plans([heur_mode.A])
+
+    def results(arena, plan):
+        if plan is g._plans.plan_at(0):
+            raise ExecutionError("no")
+        return real(arena, plan)
+
+    monkeypatch.setattr(contest.Arena, "results", results)
+    found = g.autotune(workers=0, iterations=1)
+    assert found.source == "measured" and not found.exact and {r.index: r.why for r in found.dropped}[0] == "does not run: no"
 
 
 def test_benchmark_mode_times_once_and_deterministic_mode_never(monkeypatch, database):
@@ -225,6 +329,8 @@ def test_a_graph_with_dims_is_tuned_at_its_hint():
         data, out = np.random.default_rng(n).standard_normal((n, 4), np.float32), np.full((n, 4), np.nan, np.float32)
         g.execute({x: data, y: out}, np.empty(g.get_workspace_size(), np.uint8))
         assert (out == np.maximum(data, 0)).all()
+    again = g.autotune(workers=1, iterations=1, reuse=False)
+    assert not [r for r in again.dropped if "dims" in r.why], "the plan that was built for many shapes takes part"
 
 
 def test_packed_tensors_are_tuned_with_a_pack_of_arrays():

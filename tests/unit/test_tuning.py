@@ -42,7 +42,7 @@ print(found.source, found.executions, found.problem)
 
 def run(i: int = 1, **more) -> Run:
     facts = {"id": f"id{i}", "graph": KEY.graph, "device": KEY.device, "toolchain": KEY.toolchain, "version": KEY.version, "created": float(i)}
-    facts |= {"host": "h", "pid": 3, "iterations": 5, "workspace_limit": None, "heuristic": 0} | more
+    facts |= {"host": "h", "pid": 3, "iterations": 5, "workspace_limit": None, "candidates": None, "filters": "", "heuristic": 0} | more
     results = (Measured("", ((3, "mm", "K(1)"),), 1e-5, 0), Measured("cut4", ((3, "mm", "K(2)"), (0, "pointwise", "P()")), 2e-5, 512))
     return Run(**{"results": results} | facts)
 
@@ -96,6 +96,13 @@ def test_the_newest_run_comes_first_and_limited_ones_answer_within_their_limit(d
     assert database.measured(KEY) == [fast, *run().results]
     assert database.measured(KEY, 600) == [*run().results]
     assert database.measured(KEY, 50) == [run().results[0]], "the limited run's plan needs more"
+
+
+def test_a_run_that_left_plans_out_answers_only_who_would_leave_them_out_too(database):
+    database.add([run(1, candidates=8), run(2, filters="'eng2' was deselected", results=run().results[:1])])
+    assert database.measured(KEY) == [*run().results] == database.measured(KEY, None, 8)
+    assert database.measured(KEY, None, 9) == []
+    assert database.measured(KEY, None, 9, "'eng2' was deselected") == [run().results[0]]
 
 
 def test_a_file_that_is_no_database_is_moved_aside(database, capfd, monkeypatch):
@@ -167,8 +174,52 @@ def test_locked_full_and_foreign_files_are_typed_errors(database, tmp_path, monk
         Database(other).add([run(1)])
     with sqlite3.connect(database.path) as db:
         db.execute("PRAGMA user_version = 7")
-    with pytest.raises(SerializationError, match="expected a tuning database of schema 1, found schema 7"):
+    with pytest.raises(SerializationError, match="expected a tuning database of schema 2, found schema 7"):
         database.runs()
+
+
+def test_what_cannot_be_looked_at_or_moved_is_a_typed_error(database, tmp_path, monkeypatch):
+    long = Database(tmp_path / ("n" * 300))
+    for call in (long.runs, long.clear, lambda: long.add([run(1)])):
+        with pytest.raises(ExecutionError, match="cannot be used: cannot be opened"):
+            call()
+    database.add([run(1)])
+    database.path.write_bytes(b"no database " * 100)
+    (database.path.parent / "tuning.db.lock").mkdir()
+    with pytest.raises(SerializationError, match="is damaged .* and cannot be moved aside.*delete it"):
+        database.runs()
+    for number in (float("nan"), float("inf"), 0.0):
+        text = tmp_path / "runs.json"
+        tuning_files.write(text, [run(1, results=(Measured("", ((3, "mm", "K(1)"),), number, 0),))])
+        with pytest.raises(SerializationError, match="has a plan of"):
+            tuning_files.load(text)
+
+
+def test_tables_that_are_not_what_they_were_made_as_are_damage(database):
+    """A column that has lost its type keeps what it is given as something else: no run would be right again."""
+    database.add([run(1)])
+    database.path.write_bytes(database.path.read_bytes().replace(b"created REAL", b"created REUL"))
+    assert database.runs() == [] and database.add([run(2)]) == 1 and database.runs() == [run(2)]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives up the rights of root in a process of its own")
+def test_a_database_that_may_only_be_read_is_read(database):
+    database.add([run(1)])
+    database.path.chmod(0o444)
+    folder = database.path.parent
+    folder.chmod(0o555)
+    for above in folder.parents[:3]:
+        above.chmod(0o755)
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        right = database.runs() == [run(1)] == tuning_files.load(database.path) and database.measured(KEY) == [*run().results]
+        try:
+            database.add([run(2)])
+        except ExecutionError as error:
+            os._exit(0 if right and "is read-only" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_tuning_that_cannot_be_stored_is_still_a_tuning(database, tmp_path, monkeypatch):
