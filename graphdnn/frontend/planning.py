@@ -156,11 +156,16 @@ class Planning(Shapes):
         return plans
 
     def _create(self, modes: Sequence[heur_mode]) -> PlanSet:
-        from graphdnn.plans import candidates
+        from graphdnn.plans import stored
 
         assert self._opgraph is not None, "callers check that the operation graph is built"
+        graph, device, names, measured = self._opgraph, self._get_device(), [m.name for m in modes], not self._deterministic()
+        if self._kernel_cache is None and not self.dims:
+            return self._narrowed(stored.create(graph, device, names, measured))
+        from graphdnn.plans import candidates
+
         store = None if self._kernel_cache is None else self._kernel_cache.store
-        return self._narrowed(candidates.create(self._opgraph, self._get_device(), modes, store=store, measured=not self._deterministic()))
+        return self._narrowed(candidates.create(graph, device, names, store=store, measured=measured))
 
     def create_execution_plans(self, modes: Sequence[heur_mode]) -> None:
         """List candidate plans, best first, for a list of heuristic modes. NotSupportedError, with every rejection, if no engine takes the graph."""

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphdnn.targets.base import Target
 
 __all__ = ["Counters", "DiskCache", "Kernel", "KernelStore", "Stats", "because", "counters", "disk", "get", "kernel_key", "listeners", "memory"]
-__all__ += ["pack", "stats", "tell", "unpack"]
+__all__ += ["kept", "pack", "stats", "tell", "unpack"]
 
 listeners: list[Callable[[str], None]] = []
 """Called with one line of text when a compilation starts and when it ends, and at the steps of a tuning (progress of the command line)."""
@@ -166,8 +166,7 @@ def get(spec: KernelSpec, target: Target, store: KernelStore | None = None) -> K
     for place in (store, memory):
         binary = place.get(key) if place is not None else None
         if binary is not None:
-            counters.memory_hits += 1
-            return _keep(Kernel(spec, key, binary, "memory"), store)
+            return _taken(Kernel(spec, key, binary, "memory"), store)
     on_disk = disk()
     if on_disk is None:
         return _keep(_compile(spec, key, target, None), store)
@@ -177,9 +176,30 @@ def get(spec: KernelSpec, target: Target, store: KernelStore | None = None) -> K
             binary = on_disk.get(key)
             if binary is None:
                 return _keep(_compile(spec, key, target, on_disk), store)
-    counters.disk_hits += 1
-    log.debug(f"kernel {spec.name}: cache hit from {on_disk.folder(key)}")
-    return _keep(Kernel(spec, key, binary, "disk"), store)
+    return _taken(Kernel(spec, key, binary, "disk"), store)
+
+
+def kept(specs: Sequence[KernelSpec], keys: Sequence[str]) -> tuple[Kernel, ...] | None:
+    """The compiled kernels of ``specs``, whose keys are known, from memory or disk; None, and nothing is counted, unless all of them are there."""
+    on_disk, found = disk(), []
+    for spec, key in zip(specs, keys, strict=True):
+        binary, origin = memory.get(key), "memory"
+        if binary is None and on_disk is not None:
+            binary, origin = on_disk.get(key), "disk"
+        if binary is None:
+            return None
+        found.append(Kernel(spec, key, binary, origin))
+    return tuple(_taken(k, None) for k in found)
+
+
+def _taken(kernel: Kernel, store: KernelStore | None) -> Kernel:
+    if kernel.origin == "disk":
+        counters.disk_hits += 1
+        place = disk()
+        log.debug(f"kernel {kernel.name}: cache hit from {place.folder(kernel.key) if place else 'disk'}")
+    else:
+        counters.memory_hits += 1
+    return _keep(kernel, store)
 
 
 def _keep(kernel: Kernel, store: KernelStore | None) -> Kernel:

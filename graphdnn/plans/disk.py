@@ -3,7 +3,7 @@
 An entry is a folder ``<key>`` that holds the source text ``<kernel>.py`` and ``kernel.bin`` (header, SHA-256, JSON facts, code). It is written in a
 temporary folder and renamed in one step; it is checked before use, and a damaged one is removed, to be built again. Any number of processes may
 share the folder: a lock per key keeps them from compiling the same kernel twice, but nothing depends on it. A folder that cannot be written means
-memory only.
+memory only. In folder ``plans`` lie files that say which kernels a graph was built to (``stored``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from graphdnn.errors import SerializationError, explain
 
 MAGIC = b"GDNNKRN1"
 BINARY = "kernel.bin"
+PLANS = "plans"
 STALE_S = 3600.0
 LOCK_WAIT_S = 120.0
 _HEADER = struct.Struct("<8s32sI")
@@ -142,15 +143,44 @@ class DiskCache:
 
     def remove(self, key: str) -> None:
         """Take an entry out: out of the way in one step, then deleted."""
+        self._take_out(self.folder(key))
+
+    def _take_out(self, path: Path) -> None:
         try:
-            if not self.folder(key).exists():
+            if not path.exists():
                 return
             gone = self._scratch()
             gone.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(self.folder(key), gone)
+            os.rename(path, gone)
             _delete(gone)
         except OSError as error:
-            log.debug(f"cache entry {key[:16]} cannot be removed: {error}")
+            log.debug(f"cache entry {path.name[:16]} cannot be removed: {error}")
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes that :meth:`write` has put beside the kernels; None if there are none."""
+        try:
+            return self._beside(key).read_bytes()
+        except OSError:
+            return None
+
+    def write(self, key: str, data: bytes) -> None:
+        """Put bytes beside the kernels, in one step; they replace what is there."""
+        if not self.usable:
+            return
+        final, work = self._beside(key), self._scratch()
+        try:
+            self._sweep()
+            for folder in (work.parent, final.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            work.write_bytes(data)
+            os.replace(work, final)
+        except OSError as error:
+            self._give_up(error)
+        finally:
+            _delete(work)
+
+    def _beside(self, key: str) -> Path:
+        return self.root / PLANS / key[:2] / key
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
@@ -218,10 +248,11 @@ class DiskCache:
         return found
 
     def clear(self) -> int:
-        """Delete every entry; how many there were."""
+        """Delete every entry, and what lies beside them; how many kernels there were."""
         entries = self.entries()
         for key, _ in entries:
             self.remove(key)
+        self._take_out(self.root / PLANS)
         return len(entries)
 
 

@@ -104,12 +104,12 @@ class ExecutionPlan:
         lower: Callable[[], tuple[Recipe, Owned]],
         *,
         kernels: tuple[Kernel, ...] | None = None,
-        candidate: Candidate | None = None,
+        candidate: Candidate | Callable[[], Candidate] | None = None,
         store: KernelStore | None = None,
         shaped: bool = False,
     ) -> None:
-        """Use :meth:`of`, or ``serialize.load``. ``kernels``: compiled before. ``candidate``: what the plan was made from, where that is known.
-        ``shaped``: the plan is for one shape of a graph with dims."""
+        """Use :meth:`of`, or ``serialize.load``. ``kernels``: compiled before. ``candidate``: what the plan was made from, or what
+        tells it when it is needed, where that is known. ``shaped``: the plan is for one shape of a graph with dims."""
         self.shaped = shaped
         self.graph = graph
         self.device = device
@@ -153,28 +153,36 @@ class ExecutionPlan:
 
     def sharing(self, forms: Forms) -> ExecutionPlan:
         """The same plan with kernels that plans of other sizes share. A plan that is built or was loaded stays as it is."""
-        if self._kernels is not None or self._candidate is None:
+        candidate = self._made_from() if self._kernels is None else None
+        if candidate is None:
             return self
         from graphdnn.codegen.parametric import parametric
 
         lowered = parametric(self.recipe, self.region_kernels, forms)
-        made = ExecutionPlan.of(self.graph, self.device, self._candidate, self._store, lowered)
+        made = ExecutionPlan.of(self.graph, self.device, candidate, self._store, lowered)
         made.shaped = False
         return made
+
+    def _made_from(self) -> Candidate | None:
+        if callable(self._candidate):
+            self._candidate = self._candidate()
+        return self._candidate
 
     @property
     def candidate(self) -> Candidate:
         """What the plan was made from. BuildError for a loaded plan."""
-        if self._candidate is None:
+        found = self._made_from()
+        if found is None:
             raise BuildError(explain(f"plan '{self.name}' was loaded: its engines are not known", fix="build the graph again"))
-        return self._candidate
+        return found
 
     @property
     def algorithms(self) -> dict[int, FastConv]:
         """Nodes whose sums are not made product by product, and how they are: for ``reference.run_with_error``. Empty for a loaded plan."""
-        if self._candidate is None:
+        found = self._made_from()
+        if found is None:
             return {}
-        made = ((r, o.engine.algorithm(o.knobs)) for r, o in zip(self.partition.regions, self._candidate.options, strict=True))
+        made = ((r, o.engine.algorithm(o.knobs)) for r, o in zip(self.partition.regions, found.options, strict=True))
         return {r.anchors[0]: how for r, how in made if how is not None}
 
     # -- lowering, building, loading ------------------------------------------------------------------------------------------------------
@@ -320,7 +328,7 @@ class ExecutionPlan:
     def guarded(self, pack: variant_pack.Pack, workspace: Any, stream: int | None, error: variant_pack.Misaligned) -> ExecutionPlan:
         """The same plan for buffers that are less aligned than declared, built when it is first needed. Raises ``error`` where there is none, and
         ExecutionError where it would have to be built while ``stream`` is captured."""
-        candidate, found = self._candidate, self.load()[0].alignments(pack, workspace)
+        candidate, found = self._made_from(), self.load()[0].alignments(pack, workspace)
         if candidate is None or not found:
             raise error
         with self._lock:
@@ -395,6 +403,7 @@ class ExecutionPlan:
             from graphdnn.plans import serialize
 
             return serialize.restore, (serialize.dump(self), self.device)
-        if self._candidate is None:
+        candidate = self._made_from()
+        if candidate is None:
             raise BuildError(explain(f"plan '{self.name}' has nothing that could be stored", fix="build it first"))
-        return ExecutionPlan.of, (self.graph, self.device, self._candidate)
+        return ExecutionPlan.of, (self.graph, self.device, candidate)

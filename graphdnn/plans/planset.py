@@ -182,22 +182,22 @@ class PlanSet:
 
     def select_behavior_notes(self, notes: Iterable[Any]) -> None:
         """Keep only plans that have all of ``notes``."""
-        wanted = _names(notes)
+        wanted = names_of(notes)
         self._bar(f"lacks a behavior note of {sorted(wanted)}", lambda p: not wanted <= set(p.behavior_notes))
 
     def deselect_behavior_notes(self, notes: Iterable[Any]) -> None:
         """Leave out plans that have any of ``notes``."""
-        bad = _names(notes)
+        bad = names_of(notes)
         self._bar(f"has a behavior note of {sorted(bad)}", lambda p: bool(bad & set(p.behavior_notes)))
 
     def select_numeric_notes(self, notes: Iterable[Any]) -> None:
         """Keep only plans that have all of ``notes``."""
-        wanted = _names(notes)
+        wanted = names_of(notes)
         self._bar(f"lacks a numerical note of {sorted(wanted)}", lambda p: not wanted <= set(p.numeric_notes))
 
     def deselect_numeric_notes(self, notes: Iterable[Any]) -> None:
         """Leave out plans that have any of ``notes``."""
-        bad = _names(notes)
+        bad = names_of(notes)
         self._bar(f"has a numerical note of {sorted(bad)}", lambda p: bool(bad & set(p.numeric_notes)))
 
     def deselect_engines(self, names: Iterable[str]) -> None:
@@ -317,5 +317,6 @@ def _beyond(device: DeviceProps, kernels: Iterable[KernelSpec]) -> str:
     return ""
 
 
-def _names(notes: Iterable[Any]) -> set[str]:
+def names_of(notes: Iterable[Any]) -> set[str]:
+    """Names of notes, which may be members of the API's enums or texts."""
     return {str(getattr(n, "name", n)) for n in notes}

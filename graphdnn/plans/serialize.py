@@ -17,25 +17,23 @@ from typing import TYPE_CHECKING, Any
 from graphdnn import device as devices
 from graphdnn import log, targets
 from graphdnn._version import __version__
-from graphdnn.codegen.recipes import launches
-from graphdnn.codegen.spec import Binary, Buffer, DescriptorParam, Launch, PointerParam, Recipe, ScalarParam, TensorMap, TensorScalar
+from graphdnn.codegen.spec import Binary, Recipe
 from graphdnn.device import DeviceProps
 from graphdnn.errors import NotSupportedError, SerializationError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
-from graphdnn.plans import bundle, codec, heuristics
-from graphdnn.plans.assemble import buffers
+from graphdnn.plans import bundle, codec, heuristics, pieces
 from graphdnn.plans.cache import Kernel
 from graphdnn.plans.container import refuse, seal, unseal
 from graphdnn.plans.heuristics import Option
-from graphdnn.plans.plan import Choice, ExecutionPlan, Owned
+from graphdnn.plans.pieces import need
+from graphdnn.plans.plan import Choice, ExecutionPlan
 
 if TYPE_CHECKING:
     from graphdnn.engines.base import Engine
 
 MAGIC = b"GDNNPLAN"
 FORMAT = 2
-_NUMBER = (int, float)
 
 
 def dump(plan: ExecutionPlan) -> bytes:
@@ -57,16 +55,9 @@ def dump(plan: ExecutionPlan) -> bytes:
         "host": targets.get(plan.device).host_key(),
         "device": json.loads(plan.device.to_json()),
         "graph": codec.encode(plan.graph),
-        "partition": codec.encode(plan.partition),
-        "name": plan.name,
-        "cost": float(plan.cost),
-        "notes": list(map(str, plan.numeric_notes)),
-        "choices": [codec.encode(c) for c in plan.choices],
-        "recipe": codec.encode(plan.recipe),
-        "region_kernels": codec.encode(plan.region_kernels),
         "kernels": kernels,
     }
-    return seal(MAGIC, FORMAT, content, blobs)
+    return seal(MAGIC, FORMAT, content | pieces.encoded(plan), blobs)
 
 
 def load(data: bytes, device: DeviceProps | None = None) -> ExecutionPlan:
@@ -186,83 +177,30 @@ def opened(data: bytes, device: DeviceProps | None) -> tuple[dict[str, Any], mem
 
 def _restored(content: dict[str, Any], blobs: memoryview, device: DeviceProps) -> ExecutionPlan:
     """The plan with its stored binaries."""
-    graph, partition, choices = _graph(content)
-    recipe = codec.decode(Recipe, content["recipe"], "recipe")
-    owned: Owned = tuple(tuple(int(k) for k in row) for row in content["region_kernels"])
+    return pieces.plan(content, pieces.graph(content), device, lambda recipe: _kernels(recipe, content, blobs))
+
+
+def _kernels(recipe: Recipe, content: dict[str, Any], blobs: memoryview) -> tuple[Kernel, ...]:
     kernels, at = [], 0
-    _need(len(content["kernels"]) == len(recipe.kernels), "one binary for each kernel")
+    need(len(content["kernels"]) == len(recipe.kernels), "one binary for each kernel")
     for spec, k in zip(recipe.kernels, content["kernels"], strict=True):
         text, code = (blobs[at : at + k["source"]], blobs[at + k["source"] : at + k["source"] + k["code"]])
         at += len(text) + len(code)
-        _need(len(text) == k["source"] and len(code) == k["code"], "all bytes of a kernel")
+        need(len(text) == k["source"] and len(code) == k["code"], "all bytes of a kernel")
         facts, texts = dict(k["facts"]), {str(n): str(t) for n, t in k["texts"].items()}
         kernels.append(Kernel(spec, str(k["key"]), Binary(str(k["entry"]), bytes(code), facts, texts), "file", str(text, "utf-8")))
-    _need(at == len(blobs), "no bytes after the last kernel")
-    _check_recipe(recipe, graph)
-    _need(len(owned) == len(partition.regions) and all(0 <= k < len(kernels) for row in owned for k in row), "kernels of the regions")
-    name, cost, notes = _facts(content)
-    return ExecutionPlan(graph, device, partition, choices, name, cost, notes, lambda: (recipe, owned), kernels=tuple(kernels))
-
-
-def _facts(content: dict[str, Any]) -> tuple[str, float, tuple[str, ...]]:
-    _need(
-        isinstance(content["name"], str) and type(content["cost"]) in _NUMBER and all(isinstance(n, str) for n in content["notes"]),
-        "name, cost and notes",
-    )
-    return content["name"], float(content["cost"]), tuple(content["notes"])
-
-
-def _graph(content: dict[str, Any]) -> tuple[OperationGraph, Partition, tuple[Choice, ...]]:
-    graph = codec.decode(OperationGraph, content["graph"], "graph")
-    partition = codec.decode(Partition, content["partition"], "partition")
-    choices = codec.decode_all(Choice, content["choices"], "choices")
-    tensors, nodes = range(len(graph.tensors)), range(len(graph.nodes))
-    for t in graph.tensors:
-        _need(len(t.dim) == len(t.stride) and all(d >= 0 for d in t.dim), f"dims and strides of '{t.name}'")
-    _need(all(t in tensors for n in graph.nodes for t in (*n.input_ids, *n.output_ids)), "tensor ids of the nodes")
-    for r in partition.regions:
-        _need(
-            all(t in tensors for t in (*r.reads, *r.stores)) and all(n in nodes for n in (*r.nodes, *r.anchors, *r.epilogue_reductions)),
-            "ids of the regions",
-        )
-        _need(all(t in tensors and source in r.reads for t, source in r.views), "views of the regions")
-    _need(all(t in tensors for t in partition.materialized), "ids of stored tensors")
-    _need(len(choices) == len(partition.regions), "one engine for each region")
-    return graph, partition, choices
-
-
-def _check_recipe(recipe: Recipe, graph: OperationGraph) -> None:
-    """Whether the recipe only names kernels, tensors and workspace that exist."""
-    _need(recipe.workspace >= 0, "the workspace size")
-    for b in buffers(recipe):
-        inside = 0 <= b.offset <= recipe.workspace if b.kind == "workspace" else 0 <= b.index < len(graph.tensors) and b.offset >= 0
-        _need(inside, f"buffer {b}")
-    for x in launches(recipe):
-        _need(0 <= x.kernel < len(recipe.kernels) and x.grid >= 0 and x.grain >= 1, f"launch {x.kernel}")
-        _check_args(x, recipe, graph)
-
-
-def _check_args(launch: Launch, recipe: Recipe, graph: OperationGraph) -> None:
-    params = recipe.kernels[launch.kernel].params
-    _need(len(params) == len(launch.args), f"arguments of '{recipe.kernels[launch.kernel].name}'")
-    for param, arg in zip(params, launch.args, strict=True):
-        fits = {Buffer: PointerParam, TensorMap: DescriptorParam}.get(type(arg), ScalarParam)
-        known = not isinstance(arg, TensorScalar) or 0 <= arg.index < len(graph.tensors)
-        _need(isinstance(param, fits) and known, f"argument '{param.name}'")
-
-
-def _need(condition: bool, what: str) -> None:
-    if not condition:
-        raise SerializationError(explain(f"stored data does not fit together: {what}", fix="build the graph again and serialize the new plan"))
+    need(at == len(blobs), "no bytes after the last kernel")
+    return tuple(kernels)
 
 
 def _again(content: dict[str, Any], device: DeviceProps) -> ExecutionPlan:
     """The plan lowered anew from graph, engines and knobs: another CPU, or another compiler than it was built with."""
     from graphdnn.engines import ENGINES
 
-    graph, partition, choices = _graph(content)
+    graph = pieces.graph(content)
+    partition, choices = pieces.choices(content, graph)
     options = [_option(graph, partition, r, c, device, ENGINES) for r, c in enumerate(choices)]
-    name, _, _ = _facts(content)
+    name, _, _ = pieces.facts(content)
     log.info(f"plan {name}, built with {content['toolchain']!r}, is compiled again")
     label = name.rpartition("|r0:")[0]
     return ExecutionPlan.of(graph, device, heuristics.candidate(partition, options, device.kind, label)).build()
