@@ -148,6 +148,10 @@ class Driver:
         found.restype = ctypes.c_int
         return found
 
+    def address(self, name: str) -> int:
+        """Where the function ``name`` lies, for compiled code. ExecutionError if there is none."""
+        return ctypes.cast(self.function(name), ctypes.c_void_p).value or 0
+
     def call(self, name: str, *args: Any) -> None:
         """Call ``name``. Raises ExecutionError if it fails, and in a child forked after CUDA was started."""
         if forked:

@@ -143,6 +143,14 @@ check_values: Switch[bool] = Switch(
     lambda: False,
 )
 
+native: Switch[bool] = Switch(
+    "GRAPHDNN_NATIVE",
+    "0: the compiled part of execute on a GPU is not used, as where no C compiler was found at installation",
+    "0 or 1",
+    _flag,
+    lambda: True,
+)
+
 tuning_db: Switch[Path] = Switch(
     "GRAPHDNN_TUNING_DB",
     "file of the tuning database; default tuning.db in the folder of the kernel cache",
@@ -175,6 +183,7 @@ SWITCHES: tuple[Switch[Any], ...] = (
     lineinfo,
     nvtx,
     check_values,
+    native,
     tuning_db,
     benchmark,
     deterministic,

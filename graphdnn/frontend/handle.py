@@ -15,6 +15,9 @@ from graphdnn.device import DeviceProps
 from graphdnn.errors import ExecutionError, KindError, ValidationError, explain
 from graphdnn.frontend.tensor import as_integer
 
+_ADDRESSES = 1 << 64
+_DESTROYED = -1
+"""Stands for the stream of a destroyed handle: compiled code, which looks at nothing else of a handle that it knows, leaves the call to Python."""
 _ids = itertools.count(0x1000, 0x10)
 _live: dict[int, Handle] = {}
 _lock = threading.Lock()
@@ -95,14 +98,16 @@ is_live = _live.__contains__
 
 def destroy_handle(handle: int) -> None:
     """End the life of a handle. Graphs that hold it raise ExecutionError when executed."""
+    found = as_handle(handle)
     with _lock:
-        _live.pop(int(as_handle(handle)), None)
+        _live.pop(int(found), None)
+    found.stream = _DESTROYED
 
 
 def set_stream(handle: int, stream: int) -> None:
     """Enqueue later executions on ``stream``, the address of a CUDA stream (torch: ``stream.cuda_stream``); 0 is the legacy default stream."""
     found, address = as_handle(handle), as_integer("stream", stream)
-    if address < 0:
+    if not 0 <= address < _ADDRESSES:
         raise ValidationError(explain("stream is not an address", expected="0 or the address of a CUDA stream", found=address))
     found.stream = address
 

@@ -307,12 +307,19 @@ class Planning(Shapes):
         A CPU plan has finished on return; a CUDA plan is enqueued on the handle's stream of this moment.
         """
         plan = (self._plan_list or self._planned()).chosen
+        known = None if override_uids or dims or self._shape_plans else plan.known
+        if known is not None:
+            used = self._handle if handle is None else handle
+            if known.run(tensor_to_device_buffer, workspace, used):
+                return
         stream = stream_of(self._handle, handle, tensor_to_device_buffer, plan.device)
         if override_uids is not None:
             plan = self._overridden(plan, tensor_to_device_buffer, (override_uids, override_shapes, override_strides), dims, stream)
         elif self._shape_plans or dims:
             plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
         plan.execute(tensor_to_device_buffer, workspace, stream)
+        if known is not None:
+            known.learn(tensor_to_device_buffer, workspace, used)
 
     def bind(self, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any = None, handle: int | None = None) -> Executor:
         """The built plan with these buffers, checked and laid out once, for many calls: ``run = graph.bind(pack, workspace); run()``.

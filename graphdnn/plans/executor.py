@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.errors import ExecutionError, GraphError, KindError, ValidationError, explain
 from graphdnn.plans import streams, variant_pack
+from graphdnn.plans.buffers import ADDRESSES
 from graphdnn.targets.base import Prepared
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Executor:
         self._given: dict[int, Any] = {}
         self._plan: ExecutionPlan | None = None
         self._prepared: Prepared
+        self._enqueue: Callable[[int], None]
         self._moved = False
         self._bind(pack, workspace)
 
@@ -45,7 +47,10 @@ class Executor:
         try:
             if self._moved:
                 self._lay_out(self._given, self._workspace)
-            self._prepared.run(self._stream if stream is None else stream if type(stream) is int else _address(stream))
+            self._enqueue(self._stream if stream is None else stream if type(stream) is int else _address(stream))
+        except OverflowError:
+            _address(stream)
+            raise
         finally:
             self._busy.release()
 
@@ -68,7 +73,10 @@ class Executor:
                     raise
                 rule, found = "addresses are integers of 64 bits", repr(addresses)[:80]
                 raise KindError(explain(rule, expected=f"a sequence of {self._count} of them", found=found)) from cause
-            self._prepared.run(self._stream if stream is None else stream if type(stream) is int else _address(stream))
+            self._enqueue(self._stream if stream is None else stream if type(stream) is int else _address(stream))
+        except OverflowError:
+            _address(stream)
+            raise
         finally:
             self._busy.release()
 
@@ -129,6 +137,7 @@ class Executor:
             self._prepared.update(pointers, numbers, at, rooms)
         else:
             self._prepared = executable.prepare(pointers, numbers, at, rooms)
+            self._enqueue = self._prepared.runner
             self._plan = plan
             self._uids = tuple(s.tensor.uid for s in binder.slots)
             self._count = len(self._uids)
@@ -156,6 +165,6 @@ def _address(stream: Any) -> int:
     except TypeError:
         fix = "torch: stream.cuda_stream"
         raise KindError(explain("stream has the wrong type", expected="a CUstream as int", found=type(stream).__name__, fix=fix)) from None
-    if at < 0:
+    if not 0 <= at < ADDRESSES:
         raise ValidationError(explain("stream is not an address", expected="0 or the address of a CUDA stream", found=at))
     return at

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from graphdnn import device as devices
 from graphdnn import env, log, targets
@@ -28,7 +28,9 @@ from graphdnn.targets.limits import Rooms
 if TYPE_CHECKING:
     from graphdnn.codegen.parametric import Forms
     from graphdnn.plans.executor import Executor
+    from graphdnn.plans.known import Known
     from graphdnn.targets.cuda_graph import Nodes
+    from graphdnn.targets.cuda_launch import CudaExecutable
 
 Owned = tuple[tuple[int, ...], ...]
 """For each region the indexes of its kernels in the recipe."""
@@ -126,6 +128,7 @@ class ExecutionPlan:
         self._lowered: tuple[Recipe, Owned] | None = None
         self._kernels = kernels
         self._ready: tuple[Binder, Executable] | None = None
+        self.known: Known | None = None
         self._elsewhere: dict[int, ExecutionPlan] = {}
         self._followed = False
         self._guards: dict[tuple[tuple[int, int], ...], ExecutionPlan] = {}
@@ -251,6 +254,10 @@ class ExecutionPlan:
                 if env.nvtx():
                     executable = _ranged(executable, self.name)
                 executable.arrange(binder.ids)
+                if executable.native is not None:
+                    from graphdnn.plans.known import Known
+
+                    self.known = Known(binder, cast("CudaExecutable", executable))
                 self._ready = (binder, executable)
             return self._ready
 

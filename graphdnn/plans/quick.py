@@ -1,9 +1,7 @@
 """What the last packs of a plan looked like, so that the next one that looks the same is bound without a Python loop over its tensors.
 
 Data type, device, size, layout and address are read from every tensor, and compared with those of a pack that was looked at closely; only the reading
-is done in C, one attribute of all tensors at a time. For the very objects of the last call, whose address and size are read and have not changed, the
-rest is not read again: their storage is the same one then, so there is as much memory as there was. What is kept is replaced as a whole and never
-changed, so threads may share it. Tensors are only referred to weakly.
+is done in C, one attribute of all tensors at a time. What is kept is replaced as a whole and never changed, so threads may share it.
 """
 
 from __future__ import annotations
@@ -11,16 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import and_, attrgetter, call, is_, itemgetter
+from operator import and_, attrgetter, itemgetter
 from typing import Any
-from weakref import ref
 
 from graphdnn.plans.buffers import KINDS, TORCH
 
 _MAX_LOOKS = 64
 """So many looks are kept in the life of a plan: packs that are never alike shall not pay for it."""
-_MAX_MISSES = 64
-"""After so many calls in a row with other tensor objects than in the call before, they are not expected again."""
 _Layout = tuple[Any, Any]
 _dtype, _nbytes, _is_cpu = attrgetter("dtype"), attrgetter("nbytes"), attrgetter("is_cpu")
 
@@ -50,36 +45,13 @@ class _Look:
     data_ptr: Callable[[Any], int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """The torch tensors of the last call."""
-
-    refs: tuple[Callable[[], Any], ...]
-    nbytes: list[int]
-    addresses: list[int]
-
-    def found(self, values: Sequence[Any], data_ptr: Callable[[Any], int]) -> list[int] | None:
-        """The addresses, if ``values`` are these tensors, as large and where they were."""
-        if not all(map(is_, map(call, self.refs), values)):
-            return None
-        try:
-            if list(map(_nbytes, values)) != self.nbytes:
-                return None
-        except AttributeError:  # None was given, and a tensor of the last call is gone: its reference gives None as well
-            return None
-        found = list(map(data_ptr, values))
-        return found if found == self.addresses else None
-
-
 class Quick:
     """The memory of one plan's binder. ``clear``: addresses at which all tensors were found aligned and apart."""
 
-    __slots__ = ("_left", "_look", "_missed", "_order", "_same", "clear")
+    __slots__ = ("_left", "_look", "_order", "clear")
 
     def __init__(self) -> None:
         self._left = _MAX_LOOKS
-        self._missed = 0
-        self._same: _Same | None = None
         self._order: _Order | None = None
         self._look: _Look | None = None
         self.clear: list[int] = []
@@ -100,22 +72,9 @@ class Quick:
 
     def addresses(self, values: Sequence[Any]) -> list[int] | None:
         """Addresses of torch tensors that look as the last ones did; None if they do not, or are not aligned, and have to be looked at closely."""
-        same, look = self._same, self._look
+        look = self._look
         if look is None:
             return None
-        if same is not None:
-            again = same.found(values, look.data_ptr)
-            if again is not None:
-                self._missed = 0
-                return again
-            self._missed += 1
-            self._same = None
-        found = self._compared(look, values)
-        if found is not None and self._missed < _MAX_MISSES:
-            self._same = _Same(tuple(map(ref, values)), look.nbytes, found)
-        return found
-
-    def _compared(self, look: _Look, values: Sequence[Any]) -> list[int] | None:
         if list(map(type, values)) != look.classes or list(map(_dtype, values)) != look.dtypes:
             return None
         if list(map(look.where, values)) != look.place or list(map(_nbytes, values)) != look.nbytes:
@@ -137,7 +96,7 @@ class Quick:
         self._left -= 1
         tensor = sys.modules["torch"].Tensor
         flat = [v.is_contiguous() for v in values]
-        if any(_reach(v) < nbytes for v, (_, nbytes, _, _) in zip(values, checks, strict=True)):
+        if any(reach(v) < nbytes for v, (_, nbytes, _, _) in zip(values, checks, strict=True)):
             return
         self._look = _Look(
             classes=[type(v) for v in values],
@@ -153,7 +112,7 @@ class Quick:
         )
 
 
-def _reach(value: Any) -> int:
+def reach(value: Any) -> int:
     """Bytes from the first element to one past the highest that a torch tensor shows."""
     if value.numel() == 0:
         return 0

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphdnn.codegen.spec import Binary, KernelSpec, Recipe, Source
 from graphdnn.errors import NotSupportedError, explain
@@ -45,10 +45,17 @@ class Prepared(ABC):
     def run(self, stream: int) -> None:
         """Enqueue the steps, as ``Executable.run`` does."""
 
+    @property
+    def runner(self) -> Callable[[int], None]:
+        """What does the same as ``run`` with the least time."""
+        return self.run
+
 
 class Executable(ABC):
     """A loaded recipe, bound to one device. Immutable once arranged: any number of threads and streams may run it at once."""
 
+    native: Any = None
+    """The compiled part of a call (``targets.native``), if runs may be left to it."""
     ids: tuple[int, ...] = ()
     """The order of addresses that ``arrange`` was given."""
 

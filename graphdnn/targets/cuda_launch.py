@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from graphdnn import _libcuda, env, log
 from graphdnn.codegen.recipes import listings
@@ -32,7 +32,7 @@ from graphdnn.codegen.spec import (
     TensorMap,
 )
 from graphdnn.errors import ExecutionError, explain
-from graphdnn.targets import cuda_graph, limits
+from graphdnn.targets import cuda_graph, limits, native
 from graphdnn.targets.base import Executable, Prepared
 from graphdnn.targets.cuda_driver import activated, capturing, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
@@ -58,7 +58,20 @@ class _LaunchConfig(ctypes.Structure):
 class Block:
     """Values of one call and everything that points to them; used by one call at a time."""
 
-    __slots__ = ("stream_value", "address", "calls", "configs", "context", "context_ref", "descriptors", "memory", "pointers", "stream")
+    __slots__ = (
+        "address",
+        "calls",
+        "configs",
+        "context",
+        "context_ref",
+        "descriptors",
+        "kept",
+        "memory",
+        "native",
+        "pointers",
+        "stream",
+        "stream_value",
+    )
 
     def __init__(self, slots: Slots) -> None:
         self.memory = ctypes.create_string_buffer(8 * (slots.pointers + len(slots.scalars)) or 8)
@@ -71,6 +84,8 @@ class Block:
         self.descriptors: list[Descriptor] = []
         self.stream = ctypes.c_void_p(0)
         self.stream_value = 0
+        self.kept: list[Any] = [self.memory]
+        self.native: Any = None
 
     def set_stream(self, stream: int) -> None:
         """Let the calls go to ``stream``, another one than before (``stream_value``)."""
@@ -97,14 +112,15 @@ class CudaExecutable(Executable):
         self._checks = checks_before(recipe, self._steps) if env.check_values() else {}
         self.checked = bool(self._checks)
         looked_at = [x.buffer for checks in self._checks.values() for c in checks for x in listings(c).values()]
-        self._slots = collect(self._steps, recipe.kernels, looked_at)
-        self._scalars_at = 8 * self._slots.pointers
-        self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self._slots.scalars))
-        self._fetch = getter(self._slots.tensors)
+        self.slots = collect(self._steps, recipe.kernels, looked_at)
+        self._scalars_at = 8 * self.slots.pointers
+        self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self.slots.scalars))
+        self._fetch = getter(self.slots.tensors)
         self.pick: Callable[[Any], tuple[int, ...]] | None = None
-        self._derived = bool(self._slots.offset_tensors or self._slots.workspace)
+        self._derived = bool(self.slots.offset_tensors or self.slots.workspace)
         self._constants = _Constants()
         self._maps = self._encoded()
+        self.native = None if self.checked else native.connected(self._driver)
         self._launch = self._driver.new_function("cuLaunchKernelEx")
         self._memset = self._driver.function("cuMemsetD8Async")
         self._current = self._driver.new_function("cuCtxGetCurrent")
@@ -123,7 +139,7 @@ class CudaExecutable(Executable):
     def arrange(self, ids: Sequence[int]) -> None:
         """See the base class."""
         super().arrange(ids)
-        self.pick = None if self.ids == self._slots.tensors else getter(tuple(self.ids.index(t) for t in self._slots.tensors))
+        self.pick = None if self.ids == self.slots.tensors else getter(tuple(self.ids.index(t) for t in self.slots.tensors))
 
     def run_at(
         self, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: limits.Rooms | None = None
@@ -164,6 +180,9 @@ class CudaExecutable(Executable):
         """Enqueue the steps with the values of ``block``; ``check``: see :meth:`checking`."""
         if stream != block.stream_value:
             block.set_stream(stream)
+        if check is None and block.native is not None:
+            block.native.launch(stream)
+            return
         if self._current(block.context_ref) or block.context.value != self._context:
             self._driver.call("cuCtxPushCurrent_v2", self._context)
             try:
@@ -175,7 +194,7 @@ class CudaExecutable(Executable):
         else:
             for function, args in block.calls:
                 if result := function(*args):
-                    raise self._driver.error(result, self._describe(block.calls.index((function, args)), stream))
+                    self._failed(block.calls.index((function, args)), result, stream)
 
     def checking(self, addresses: Sequence[int], workspace: int, stream: int, rooms: limits.Rooms | None) -> Callable[[int], None] | None:
         """Called before every launch with its number: waits for the stream and checks the integers that it, or one behind it, will read, which a
@@ -186,7 +205,7 @@ class CudaExecutable(Executable):
                 return None
 
         def address(buffer: Buffer) -> int:
-            return (workspace if buffer.kind == "workspace" else addresses[self._slots.tensors.index(buffer.index)]) + buffer.offset
+            return (workspace if buffer.kind == "workspace" else addresses[self.slots.tensors.index(buffer.index)]) + buffer.offset
 
         def fetch(address: int, nbytes: int) -> Any:
             host = ctypes.create_string_buffer(nbytes)
@@ -208,7 +227,7 @@ class CudaExecutable(Executable):
                 check(number)
             result = function(*args)
             if result:
-                raise self._driver.error(result, self._describe(number, stream))
+                self._failed(number, result, stream)
 
     def fetch(self, pointers: Mapping[int, int]) -> tuple[int, ...]:
         """The addresses in the order of a block. ExecutionError for a missing one."""
@@ -219,15 +238,16 @@ class CudaExecutable(Executable):
 
     def patch(self, block: Block, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int) -> None:
         """Write one call's values into a block."""
-        slots = self._slots
+        slots = self.slots
         try:
             values = addresses
             if self._derived:
                 values = [*addresses, *[addresses[at] + n for at, n in slots.offset_tensors], *[workspace + n for n in slots.workspace]]
             block.pointers[:] = values
-            if block.descriptors:
+            moved = [d for d in block.descriptors if d.now != values[d.slot]]
+            if moved:
                 with activated(self._context):  # the driver changes no descriptor for a thread without a context
-                    for descriptor in block.descriptors:
+                    for descriptor in moved:
                         descriptor.move(self._driver, values[descriptor.slot])
         except TypeError:
             found = f"{addresses!r}, workspace {workspace!r}"
@@ -237,12 +257,12 @@ class CudaExecutable(Executable):
 
     def _patch_scalars(self, block: Block, scalars: Mapping[int, float | int]) -> None:
         try:
-            self._scalars.pack_into(block.memory, self._scalars_at, *[scalars[i] for i, _ in self._slots.scalars])
+            self._scalars.pack_into(block.memory, self._scalars_at, *[scalars[i] for i, _ in self.slots.scalars])
         except KeyError as exc:
             raise _missing(exc.args[0], "by-value scalar") from None
         except (struct.error, OverflowError, TypeError):
             # One by one: a double beyond float32 becomes an infinity, as in a cast, and 2.0 serves as an integer; the rest is refused by name.
-            for number, (tensor, type) in enumerate(self._slots.scalars):
+            for number, (tensor, type) in enumerate(self.slots.scalars):
                 try:
                     struct.pack_into("8s", block.memory, self._scalars_at + 8 * number, _bits(scalars[tensor], type))
                 except (struct.error, OverflowError, TypeError, ValueError):
@@ -251,14 +271,33 @@ class CudaExecutable(Executable):
 
     def new_block(self) -> Block:
         """A block with all but the values of a call in place."""
-        block = Block(self._slots)
+        block = Block(self.slots)
         for step in self._steps:
             if isinstance(step, Memset):
-                slot = ctypes.c_uint64.from_address(block.address + 8 * self._slots.position(step.buffer, ""))
+                slot = ctypes.c_uint64.from_address(block.address + 8 * self.slots.position(step.buffer, ""))
                 block.calls.append((self._memset, (slot, step.value, step.nbytes, block.stream)))
             elif isinstance(step, Launch):
                 block.calls.append((self._launch, self._prepare(step, block)))
+        if self.native is not None:
+            block.native = self._compiled(block)
         return block
+
+    def _compiled(self, block: Block) -> Any:
+        """The block's calls for compiled code, which has descriptors of its own where it moves them."""
+        steps = [
+            (ctypes.addressof(args[0]._obj), ctypes.addressof(args[1]._obj), ctypes.addressof(args[2]._obj))
+            if function is self._launch
+            else (0, ctypes.addressof(args[0]), args[1], args[2])
+            for function, args in block.calls
+        ]
+        descriptors = tuple((d.address, d.slot) for d in block.descriptors)
+        return self.native.Launches([*block.kept, self._constants], self._failed, self._context, block.address, tuple(steps), descriptors)
+
+    def native_launches(self, addresses: Sequence[int], scalars: Mapping[int, float | int], workspace: int) -> tuple[Any, bytes]:
+        """Launch values for compiled code, and the by-value numbers as they lie in them."""
+        block = self.new_block()
+        self.patch(block, addresses if self.pick is None else self.pick(addresses), scalars, workspace)
+        return block.native, bytes(block.memory)[self._scalars_at :][: 8 * len(self.slots.scalars)]
 
     def _prepare(self, step: Launch, block: Block) -> tuple[Any, Any, Any, None]:
         """Arguments of cuLaunchKernelEx for a launch whose parameters lie in ``block``, made once: ctypes converts an int on every call, and a
@@ -266,8 +305,10 @@ class CudaExecutable(Executable):
         spec = self._recipe.kernels[step.kernel]
         addresses = [self._place(arg, getattr(param, "type", ""), block) for arg, param in zip(step.args, spec.params, strict=True)]
         parameters = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+        block.kept.append(parameters)
         config = _LaunchConfig((step.grid, 1, 1), (spec.block, 1, 1), self._dynamic[step.kernel], 0, None, 0)
         block.configs.append(config)
+        block.kept.append(config)
         handle = ctypes.c_char.from_address(self._functions[step.kernel])
         return ctypes.byref(config), ctypes.byref(handle), ctypes.byref(parameters), None
 
@@ -276,10 +317,11 @@ class CudaExecutable(Executable):
         if isinstance(arg, Constant):
             return self._constants.address(arg, type)
         if isinstance(arg, TensorMap):
-            descriptor = Descriptor(self._driver, self._maps[arg], self._slots.position(arg.buffer, ""))
+            descriptor = Descriptor(self._driver, self._maps[arg], self.slots.position(arg.buffer, ""))
             block.descriptors.append(descriptor)
+            block.kept.append(descriptor.memory)
             return descriptor.address
-        return block.address + 8 * self._slots.position(arg, type)
+        return block.address + 8 * self.slots.position(arg, type)
 
     def _encoded(self) -> dict[TensorMap, bytes]:
         """The descriptors of all launches."""
@@ -289,7 +331,15 @@ class CudaExecutable(Executable):
         with activated(self._context):
             return {m: encode(self._driver, m) for m in wanted}
 
+    def _failed(self, number: int, result: int, stream: int) -> NoReturn:
+        """Raise the error for a step that the driver did not take; -1: the device's context."""
+        if _libcuda.forked:
+            raise _libcuda.fork_error()
+        raise self._driver.error(result, self._describe(number, stream))
+
     def _describe(self, number: int, stream: int) -> str:
+        if number < 0:
+            return f"making the context of cuda:{self.device} current"
         step = self._steps[number]
         what = f"kernel '{self._names[step.kernel]}' (grid {step.grid})" if isinstance(step, Launch) else "a memset"
         return f"step {number} of the plan, {what}, on cuda:{self.device}, stream {stream:#x}"
@@ -345,6 +395,11 @@ class CudaPrepared(Prepared):
         if executable.checked:
             check = executable.checking(self._addresses, self._workspace, stream, self._rooms)
         executable.submit(self._block, stream, check)
+
+    @property
+    def runner(self) -> Callable[[int], None]:
+        """Compiled, where that is built."""
+        return self.run if self._block.native is None else self._block.native.launch
 
 
 def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> None:

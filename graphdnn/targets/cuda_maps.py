@@ -54,7 +54,7 @@ def _aligned() -> Any:
 class Descriptor:
     """A descriptor among the launch values of one block. ``slot``: which of the block's addresses it follows."""
 
-    __slots__ = ("_now", "_replace", "address", "memory", "slot")
+    __slots__ = ("_replace", "address", "memory", "now", "slot")
 
     def __init__(self, driver: Driver, encoded: bytes, slot: int) -> None:
         self.memory = _aligned()
@@ -62,10 +62,10 @@ class Descriptor:
         self.address = ctypes.addressof(self.memory)
         self.slot = slot
         self._replace = driver.function("cuTensorMapReplaceAddress")
-        self._now = 0
+        self.now = 0
 
     def move(self, driver: Driver, address: int) -> None:
         """Let the descriptor point to ``address``, a multiple of 16. Raises ExecutionError if the driver refuses it."""
-        if address != self._now:
+        if address != self.now:
             driver.check(self._replace(self.address, address), f"moving a TMA descriptor to {address:#x}")
-            self._now = address
+            self.now = address

@@ -238,6 +238,9 @@ def toolchain_report() -> list[dict[str, Any]]:
     for name, needed_for in (("ptxas", "compiling for CUDA"), ("cuobjdump", "showing SASS"), ("nvdisasm", "showing SASS")):
         first = next(iter(tools(name)), None)
         report.append(_row(name, first is not None, first.version if first else "", str(first.path) if first else "", needed_for))
+    fix = "no C compiler was found at installation: install one, then pip install --force-reinstall --no-deps graphdnn"
+    compiled = _module_file("graphdnn._native")
+    report.append(_row("compiled execute", bool(compiled), "" if compiled else fix, compiled, "the least host time of a call on a GPU"))
     return report + _devices()
 
 
@@ -276,6 +279,13 @@ def _module_folder(module: str) -> str | None:
     if spec is None:
         return None
     return os.path.dirname(spec.origin) if spec.origin else next(iter(spec.submodule_search_locations or ()), None)
+
+
+def _module_file(module: str) -> str:
+    from importlib.util import find_spec
+
+    spec = find_spec(module)
+    return spec.origin or "" if spec else ""
 
 
 def _devices() -> list[dict[str, Any]]:

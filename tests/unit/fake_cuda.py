@@ -17,6 +17,16 @@ _LAUNCH_CONFIG = [
     ("attrs", ctypes.c_void_p),
 ]
 CONTEXT = 0xC0
+_VOID, _LONG = ctypes.c_void_p, ctypes.c_uint64
+COMPILED = {
+    "cuLaunchKernelEx": ctypes.CFUNCTYPE(ctypes.c_int, _VOID, _VOID, _VOID, _VOID),
+    "cuMemsetD8Async": ctypes.CFUNCTYPE(ctypes.c_int, _LONG, ctypes.c_ubyte, ctypes.c_size_t, _VOID),
+    "cuCtxGetCurrent": ctypes.CFUNCTYPE(ctypes.c_int, _VOID),
+    "cuCtxPushCurrent_v2": ctypes.CFUNCTYPE(ctypes.c_int, _VOID),
+    "cuCtxPopCurrent_v2": ctypes.CFUNCTYPE(ctypes.c_int, _VOID),
+    "cuTensorMapReplaceAddress": ctypes.CFUNCTYPE(ctypes.c_int, _VOID, _LONG),
+}
+"""Functions that compiled code calls: these have an address."""
 
 
 class LaunchConfig(ctypes.Structure):
@@ -84,6 +94,7 @@ class FakeCuda:
         self.calls: list[str] = []
         self.functions: list[str] = []
         self.captured: set[int] = set()
+        self.broken: list[Exception] = []
         self._local = threading.local()
 
     @property
@@ -93,7 +104,7 @@ class FakeCuda:
             self._local.stack = []
         return self._local.stack
 
-    def __getitem__(self, name: str) -> _Function:
+    def __getitem__(self, name: str) -> Any:
         method = getattr(self, name, None)
         if method is None:
             raise AttributeError(name)
@@ -102,7 +113,17 @@ class FakeCuda:
             self.calls.append(name)
             return self.fail[name] if name in self.fail else method(*args)
 
-        return _Function(call)
+        if name not in COMPILED:
+            return _Function(call)
+
+        def checked(*args: Any) -> int:
+            try:
+                return int(call(*args) or 0)
+            except Exception as error:  # ctypes would print it, and go on with 0
+                self.broken.append(error)
+                return 999
+
+        return COMPILED[name](checked)
 
     def cuInit(self, flags: int) -> None: ...
 

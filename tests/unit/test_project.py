@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -154,6 +157,17 @@ def test_import_is_light() -> None:
     runs = [subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True) for _ in range(5)]
     assert all(r.returncode == 0 for r in runs), runs[0].stderr
     assert min(float(r.stdout) for r in runs) <= 0.15
+
+
+def test_the_compiled_part_is_built_where_it_can_be() -> None:
+    """An installation of this checkout, with a C compiler, has it; a checkout on the path alone need not."""
+    from graphdnn.targets import native
+
+    urls = [d.read_text("direct_url.json") or "" for d in importlib.metadata.distributions(name="graphdnn")]
+    if not any(ROOT.as_uri() in url for url in urls):
+        pytest.skip("this checkout is not installed")
+    if shutil.which("cc") and Path(sysconfig.get_path("include"), "Python.h").exists() and not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert native.built(), "graphdnn/native is not compiled: pip install --no-deps -e ."
 
 
 def test_versions_agree() -> None:
