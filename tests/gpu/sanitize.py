@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
 }
 PORT, PORTS = 49152, 20
 """compute-sanitizer talks to its program through one of 10 ports from --port on: every worker gets a range of its own."""
-LAST, GRACE = 15.0, 10.0
-"""Seconds before the end of the budget in which no test is begun, and after it until a process is killed."""
+LAST, GRACE = 18.0, (0.0, 6.0, 10.0)
+"""Seconds before the end of the budget in which no test is begun; seconds after it when pytest is interrupted, when it is killed, which leaves the
+sanitizer its summary, and when everything is killed."""
 SUMMARY = re.compile(r"=+ (ERROR|RACECHECK|LEAK) SUMMARY: (\d+)")
 QUIET = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY", "Saved host backtrace", "Host Frame", "Device Frame")
 API = "Program hit"
@@ -131,15 +134,15 @@ class Worker:
         return True
 
     def stop(self, how: int) -> None:
-        """Tell pytest (SIGINT: it sums up, and so does the sanitizer), or end everything that the worker has started (SIGKILL)."""
+        """Interrupt pytest (0: it sums up, and so does the sanitizer), kill it (1), or kill everything that the worker has started (2)."""
         if self.process is None or self.process.poll() is not None:
             return
         pids = [e["pid"] for e in self.events() if e["event"] == "collected" and e["worker"] == self.name]
         with contextlib.suppress(ProcessLookupError):
-            if how == signal.SIGKILL:
-                os.killpg(self.process.pid, how)
+            if how == 2:
+                os.killpg(self.process.pid, signal.SIGKILL)
             elif pids:
-                os.kill(pids[-1], how)
+                os.kill(pids[-1], signal.SIGKILL if how else signal.SIGINT)
 
 
 def search_path() -> str:
@@ -159,15 +162,19 @@ def sanitizer(a: argparse.Namespace, log: Path, port: int) -> list[str]:
     return [a.sanitizer, "--tool", a.tool, *a.known[a.tool], "--port", str(port), *a.option, "--log-file", str(log)]
 
 
-def accepted(program: str, options: list[str]) -> list[str]:
-    """The options, given as name and value in turn, that this version of compute-sanitizer knows; the others are printed."""
-    kept = []
-    for name, value in zip(options[::2], options[1::2], strict=True):
-        if subprocess.run([program, name, value, "--version"], capture_output=True, check=False).returncode == 0:
-            kept += [name, value]
-        else:
-            print(f"{program} has no {name} {value}: left out")
-    return kept
+@functools.cache
+def accepts(program: str, name: str, value: str) -> bool:
+    """Whether this version of compute-sanitizer knows an option; one that it does not know is printed, once."""
+    known = subprocess.run([program, name, value, "--version"], capture_output=True, check=False).returncode == 0
+    if not known:
+        print(f"compute-sanitizer has no {name} {value}: left out")
+    return known
+
+
+def accepted(program: str, options: Sequence[str]) -> list[str]:
+    """The options, given as name and value in turn, that it knows."""
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return [part for pair in pairs if accepts(program, *pair) for part in pair]
 
 
 def find_sanitizer() -> str:
@@ -183,16 +190,16 @@ def run_all(a: argparse.Namespace, folder: Path) -> list[Worker]:
     try:
         for worker in workers:
             worker.start()
-        told = False
-        while True in [w.tend() for w in workers] and time.time() < end + GRACE:
-            if time.time() > end and not told:
-                told = True
+        step = 0
+        while True in [w.tend() for w in workers] and step < len(GRACE):
+            if time.time() > end + GRACE[step]:
                 for worker in workers:
-                    worker.stop(signal.SIGINT)
+                    worker.stop(step)
+                step += 1
             time.sleep(0.2)
     finally:
         for worker in workers:
-            worker.stop(signal.SIGKILL)
+            worker.stop(2)
         for worker in workers:
             if worker.process is not None:
                 worker.process.wait()
@@ -297,8 +304,8 @@ def self_test(a: argparse.Namespace, folder: Path) -> int:
             f"self-test {tool} {fault}: {'right' if good else 'WRONG'}; summary {found.total}, {calls} failed calls, {len(said)} messages", *said[:1]
         )
         if not good:
-            print("   " + "\n   ".join(output.splitlines()[-8:]))
-            print("   " + "\n   ".join((log.read_text(errors="replace") if log.exists() else "(no log)").splitlines()[:12]))
+            print("   " + "\n   ".join(output.splitlines()[-6:]))
+            print("   " + "\n   ".join((log.read_text(errors="replace") if log.exists() else "(no log)").splitlines()[:8]))
     return 1 if wrong else 0
 
 
@@ -308,7 +315,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", default=["tests/conformance"])
     parser.add_argument("--tool", choices=TOOLS, default="memcheck")
     parser.add_argument("--workers", type=int, default=15)
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds; the whole ends at most 12 s later")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds; the whole ends at most 11 s later")
     parser.add_argument("-k", default="", help="pytest's expression")
     parser.add_argument("--mark", default="gpu", help="pytest's marker expression")
     parser.add_argument("--limit", type=int, default=1_000_000, help="at most so many tests")
