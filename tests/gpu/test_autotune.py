@@ -65,7 +65,7 @@ def test_the_chosen_plan_is_not_slower_and_is_remembered(build: Any, database: t
     again.build_operation_graph()
     again.create_execution_plans([heur_mode.B])
     assert again.get_plan_name_at_index(0) == g.plan.name
-    second = build().autotune()
+    second = build().autotune(candidates=12)
     assert second.source == "database" and second.executions == 0 and second.chosen == found.chosen
 
 
