@@ -16,7 +16,7 @@ from graphdnn.codegen.spec import Arg, Buffer, Constant, Groups, Launch, Memset,
 from graphdnn.errors import GraphError, SerializationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor
-from graphdnn.plans import bundle, codec, pipeline_file, serialize
+from graphdnn.plans import bundle, codec, pieces, pipeline_file, serialize
 from graphdnn.plans.cache import Kernel
 from graphdnn.plans.plan import ExecutionPlan
 
@@ -66,8 +66,8 @@ def _here(data: bytes) -> str:
     """Which plan would be loaded by a graph that says nothing of a device."""
     try:
         here = devices.current_default()
-        plan, _ = serialize.read(bundle.pick(data, here)[0] if bundle.is_bundle(data) else data)
-        reason = bundle.unfit(plan.device.kind, plan.device.arch, max((k.shared_bytes for k in plan.kernels), default=0), here)
+        plan, _ = serialize.read(bundle.pick(data, here)[0] if serialize.is_bundle(data) else data)
+        reason = pieces.unfit(plan.device.kind, plan.device.arch, max((k.shared_bytes for k in plan.kernels), default=0), here)
     except GraphError as error:
         return f"none of them is loaded here: {error}"
     place = f"{here.text} ({here.name})"

@@ -16,9 +16,9 @@ from graphdnn._version import __version__
 from graphdnn.device import DeviceProps
 from graphdnn.errors import SerializationError, ValidationError, explain
 from graphdnn.plans import codec
-from graphdnn.plans.container import refuse, seal, unseal
+from graphdnn.plans.container import BUNDLE, refuse, seal, unseal
+from graphdnn.plans.pieces import unfit
 
-MAGIC = b"GDNNPLNS"
 FORMAT = 1
 _WHAT = "file of plans"
 
@@ -49,18 +49,13 @@ def pack(plans: Sequence[tuple[Row, bytes]]) -> bytes:
     if twice is not None or not rows:
         found = f"two for {twice.text}" if twice is not None else "none"
         raise ValidationError(explain("a file of plans holds one plan for each device", expected="different architectures", found=found))
-    return seal(MAGIC, FORMAT, {"graphdnn": __version__, "plans": [asdict(r) for r in rows]}, [data for _, data in plans])
-
-
-def is_bundle(data: bytes) -> bool:
-    """Whether ``data`` begins as a file of several plans."""
-    return data[: len(MAGIC)] == MAGIC
+    return seal(BUNDLE, FORMAT, {"graphdnn": __version__, "plans": [asdict(r) for r in rows]}, [data for _, data in plans])
 
 
 def unpack(data: bytes, running: str = "") -> list[tuple[Row, bytes]]:
     """Rows and plans of a file. SerializationError for anything that :func:`pack` did not write."""
     running = running or f"graphdnn {__version__}"
-    content, rest = unseal(data, MAGIC, FORMAT, _WHAT, running)
+    content, rest = unseal(data, BUNDLE, FORMAT, _WHAT, running)
     rows = content.get("plans")
     good = isinstance(rows, list) and rows and all(isinstance(r, dict) and r.keys() == Row.__dataclass_fields__.keys() for r in rows)
     found = [codec.decode(Row, r | {codec.TAG: Row.__name__}, "plans") for r in rows] if good else []  # type: ignore[union-attr]
@@ -71,23 +66,6 @@ def unpack(data: bytes, running: str = "") -> list[tuple[Row, bytes]]:
         plans.append((r, bytes(rest[at : at + r.size])))
         at += r.size
     return plans
-
-
-def unfit(kind: str, arch: str, shared: int, here: DeviceProps) -> str | None:
-    """Why a plan does not run on ``here``; None if it does. ``kind``, ``arch``: what it was built for; ``shared``: bytes of its largest block.
-
-    A CPU takes every plan for a CPU: what was compiled for another one is compiled again. Machine code for a GPU runs on its own architecture and on
-    later ones of the same generation (sm_80 on 8.6 and 8.9), with an "a" (sm_90a) on that one alone.
-    """
-    if kind != here.kind:
-        return f"a plan for kind {kind} does not run on kind {here.kind}"
-    if kind == "cpu" or arch == here.arch:
-        return None
-    if kind == "cudasim" or not devices.runs_on(arch, here.capability):
-        return f"code for {arch} does not run on {here.arch}"
-    if shared > here.shared_per_block_optin:
-        return f"a block takes {shared} bytes of shared memory where {here.arch} has {here.shared_per_block_optin}"
-    return None
 
 
 def pick(data: bytes, device: DeviceProps | None) -> tuple[bytes, DeviceProps]:

@@ -17,6 +17,8 @@ from typing import Any
 
 from graphdnn.errors import SerializationError, explain
 
+BUNDLE = b"GDNNPLNS"
+"""How a file of several plans begins."""
 _HEADER = struct.Struct("<8sI32s")
 _SIZE = struct.Struct("<Q")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from graphdnn import device as devices
 from graphdnn.codegen.recipes import launches
 from graphdnn.codegen.spec import Buffer, DescriptorParam, Launch, PointerParam, Recipe, ScalarParam, TensorMap, TensorScalar
 from graphdnn.errors import SerializationError, explain
@@ -110,6 +111,23 @@ def _check_args(launch: Launch, recipe: Recipe, of: OperationGraph) -> None:
         fits = {Buffer: PointerParam, TensorMap: DescriptorParam}.get(type(arg), ScalarParam)
         known = not isinstance(arg, TensorScalar) or 0 <= arg.index < len(of.tensors)
         need(isinstance(param, fits) and known, f"argument '{param.name}'")
+
+
+def unfit(kind: str, arch: str, shared: int, here: DeviceProps) -> str | None:
+    """Why a plan does not run on ``here``; None if it does. ``kind``, ``arch``: what it was built for; ``shared``: bytes of its largest block.
+
+    A CPU takes every plan for a CPU: what was compiled for another one is compiled again. Machine code for a GPU runs on its own architecture and on
+    later ones of the same generation (sm_80 on 8.6 and 8.9), with an "a" (sm_90a) on that one alone.
+    """
+    if kind != here.kind:
+        return f"a plan for kind {kind} does not run on kind {here.kind}"
+    if kind == "cpu" or arch == here.arch:
+        return None
+    if kind == "cudasim" or not devices.runs_on(arch, here.capability):
+        return f"code for {arch} does not run on {here.arch}"
+    if shared > here.shared_per_block_optin:
+        return f"a block takes {shared} bytes of shared memory where {here.arch} has {here.shared_per_block_optin}"
+    return None
 
 
 def need(condition: bool, what: str) -> None:

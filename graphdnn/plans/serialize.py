@@ -22,9 +22,9 @@ from graphdnn.device import DeviceProps
 from graphdnn.errors import NotSupportedError, SerializationError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
-from graphdnn.plans import bundle, codec, heuristics, pieces
+from graphdnn.plans import codec, heuristics, pieces
 from graphdnn.plans.cache import Kernel
-from graphdnn.plans.container import refuse, seal, unseal
+from graphdnn.plans.container import BUNDLE, refuse, seal, unseal
 from graphdnn.plans.heuristics import Option
 from graphdnn.plans.pieces import need
 from graphdnn.plans.plan import Choice, ExecutionPlan
@@ -67,13 +67,15 @@ def load(data: bytes, device: DeviceProps | None = None) -> ExecutionPlan:
     and what is here, for damage, for another version, and for a device that no plan of the file runs on.
     """
     data = bytes(data)
-    if bundle.is_bundle(data):
+    if is_bundle(data):
+        from graphdnn.plans import bundle
+
         data, device = bundle.pick(data, device)
     content, blobs = opened(data, device)
     try:
         stored = stored_device(content)
         place = device if device is not None else _place(stored)
-        reason = bundle.unfit(stored.kind, stored.arch, _shared(content), place)
+        reason = pieces.unfit(stored.kind, stored.arch, _shared(content), place)
         if reason is not None:
             sides = (f"{d.text} ({d.name}, {d.arch})" for d in (stored, place))
             raise refuse(f"the plan was built for another device: {reason}", *sides)
@@ -114,6 +116,8 @@ def merge(files: Iterable[bytes]) -> bytes:
 
     ValidationError for two plans for one device, and for plans of different graphs; SerializationError as :func:`load`.
     """
+    from graphdnn.plans import bundle
+
     singles = [plan for data in files for plan in parts(data)]
     rows, graphs = [], []
     for data in singles:
@@ -129,14 +133,23 @@ def merge(files: Iterable[bytes]) -> bytes:
     return bundle.pack(rows)
 
 
+def is_bundle(data: bytes) -> bool:
+    """Whether ``data`` begins as a file of several plans."""
+    return data[: len(BUNDLE)] == BUNDLE
+
+
 def is_plan(data: bytes) -> bool:
     """Whether ``data`` begins as a stored plan, or a file of several."""
-    return data[: len(MAGIC)] == MAGIC or bundle.is_bundle(data)
+    return data[: len(MAGIC)] == MAGIC or is_bundle(data)
 
 
 def parts(data: bytes) -> list[bytes]:
     """The plans of a file, each as a file of its own."""
-    return [plan for _, plan in bundle.unpack(data)] if bundle.is_bundle(data) else [data]
+    if not is_bundle(data):
+        return [data]
+    from graphdnn.plans import bundle
+
+    return [plan for _, plan in bundle.unpack(data)]
 
 
 def _interface(content: dict[str, Any]) -> Any:

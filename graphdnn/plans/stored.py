@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphdnn import log, targets
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"GDNNBULT"
 FORMAT = 1
-_STARTED = time.time()
+_STARTED = time.time_ns()
 
 
 def create(graph: OperationGraph, device: DeviceProps, modes: Sequence[str], measured: bool) -> PlanSet:
@@ -68,18 +67,22 @@ def _key(graph: OperationGraph, device: DeviceProps, modes: Sequence[str], measu
 def _files() -> str | None:
     """Names, sizes and times of graphdnn's own files, by which Python itself knows whether bytecode is that of a source. None if they cannot be seen
     (an archive), or are newer than this process, which then may run what they were before."""
-    package, found = Path(__file__).parents[1], []
+    package, found, newest = os.path.dirname(os.path.dirname(__file__)), [], 0
+    folders = [package, os.path.join(os.path.dirname(package), "codegen_templates")]
     try:
-        for folder in (package, package.parent / "codegen_templates"):
-            for place, _, names in os.walk(folder):
-                for name in names if not place.endswith("__pycache__") else ():
-                    facts = os.stat(os.path.join(place, name))
-                    if facts.st_mtime > _STARTED:
-                        return None
-                    found.append((os.path.relpath(place, folder), name, facts.st_size, facts.st_mtime_ns))
+        for folder in folders[: 1 + os.path.isdir(folders[1])]:
+            todo = [folder]
+            while todo:
+                for entry in os.scandir(todo.pop()):
+                    if entry.is_dir():
+                        todo += [entry.path] if entry.name != "__pycache__" else []
+                        continue
+                    facts = entry.stat()
+                    newest = max(newest, facts.st_mtime_ns)
+                    found.append((entry.path[len(folder) :], facts.st_size, facts.st_mtime_ns))
     except OSError:
         return None
-    return repr(sorted(found)) if found else None
+    return repr(sorted(found)) if found and newest <= _STARTED else None
 
 
 class Plans(PlanSet):

@@ -3,8 +3,7 @@
 PTX is assembled by ptxas, not by nvJitLink: given the same PTX, nvJitLink drops setmaxnreg and serializes wgmma (seen on an H200, toolkits 13.0
 and 13.5). The ptxas that belongs to the libNVVM that wrote the PTX is preferred; an older one refuses the PTX's version.
 
-``key`` is on the path of a plan that comes from the cache: importing this module must cost little, so modules that only compiling needs are
-imported where they are used.
+What identifies them, which a plan from the cache asks for, is in ``cuda_versions``.
 """
 
 from __future__ import annotations
@@ -18,65 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphdnn import env
 from graphdnn.errors import BuildError, ExecutionError, explain
+from graphdnn.targets.cuda_versions import installed, system_tools
 
 if TYPE_CHECKING:
     import subprocess
 
 INSTALL = "pip install 'graphdnn[cu13]' (or [cu12] for a CUDA 12 driver)"
-_COMPILER = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
 _TIMEOUT_S = 600
-
-
-@functools.cache
-def installed() -> dict[str, str]:
-    """Version of every installed distribution by normalized name, from the names of the .dist-info folders.
-
-    ``importlib.metadata`` would say the same, but importing it costs as much as a whole warm build may (0.04 s on 2 cores, 2026-12).
-    """
-    found: dict[str, str] = {}
-    for folder in sys.path:
-        try:
-            names = os.listdir(folder or ".")
-        except OSError:
-            continue
-        for name in names:
-            match = re.fullmatch(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info", name)
-            if match:
-                found.setdefault(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2])
-    return found
-
-
-def key(arch: str) -> str:
-    """Text that changes whenever the machine code of one kernel source for ``arch`` might. Imports nothing, runs nothing."""
-    versions = " ".join(f"{name}={installed().get(name, 'none')}" for name in _COMPILER)
-    return f"cuda {arch} {versions} toolkit={_toolkit_stamp()} lineinfo={int(env.lineinfo())}"
-
-
-@functools.cache
-def _toolkit_stamp() -> str:
-    """Identity of a toolkit that no wheel names (a system or conda installation); "none" where the wheels are installed or nothing is found."""
-    if "nvidia-nvvm" in installed() or "nvidia-cuda-nvcc-cu12" in installed():
-        return "none"
-    for path in _system_tools("ptxas"):
-        if path.is_file():
-            stat = path.stat()
-            return f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    return "none"
-
-
-def _system_tools(name: str) -> Iterator[Path]:
-    """Where a toolkit that is not from wheels may have the program; the paths need not exist."""
-    for variable in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"):
-        if os.environ.get(variable):
-            yield Path(os.environ[variable]) / "bin" / name
-    yield Path("/usr/local/cuda/bin") / name
-    import shutil
-
-    on_path = shutil.which(name)
-    if on_path:
-        yield Path(on_path)
 
 
 def _wheel_tools(name: str) -> Iterator[Path]:
@@ -124,7 +72,7 @@ class Tool:
 def tools(name: str) -> tuple[Tool, ...]:
     """Every program ``name`` found, best first."""
     found: dict[Path, Tool] = {}
-    for path in (*_wheel_tools(name), *_system_tools(name)):
+    for path in (*_wheel_tools(name), *system_tools(name)):
         if path.is_file() and os.access(path, os.X_OK) and path.resolve() not in found:
             found[path.resolve()] = Tool(path, _release(_run([str(path), "--version"]).stdout))
     return tuple(found.values())

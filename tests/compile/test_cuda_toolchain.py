@@ -14,6 +14,7 @@ import pytest
 from graphdnn import errors, intrinsics
 from graphdnn.codegen.spec import KernelSpec, PointerParam, ScalarParam, Source
 from graphdnn.targets import cuda_toolchain as toolchain
+from graphdnn.targets import cuda_versions
 from graphdnn.targets.cuda import CudaTarget
 from tests.compile.sass import inspect, opcodes
 
@@ -237,8 +238,8 @@ def test_key_names_versions_and_imports_no_compiler() -> None:
 
 
 def test_key_of_a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "installed", dict)
-    assert " numba-cuda=none " in toolchain.key("sm_80")
+    monkeypatch.setattr(cuda_versions, "installed", dict)
+    assert " numba-cuda=none " in cuda_versions.key("sm_80")
 
 
 def test_report_names_every_part() -> None:

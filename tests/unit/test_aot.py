@@ -12,7 +12,7 @@ import pytest
 import graphdnn
 from graphdnn import _libcuda, cli
 from graphdnn import device as devices
-from graphdnn.plans import bundle, container, serialize
+from graphdnn.plans import bundle, container, pieces, serialize
 from graphdnn.targets import cuda_driver
 from tests.unit.fake_cuda import FakeCuda, parameters_of
 
@@ -102,8 +102,8 @@ def test_of_plans_for_several_cpus_the_one_for_this_cpu_is_taken(file: bytes) ->
 
 
 def test_a_block_that_takes_more_than_the_device_has() -> None:
-    assert bundle.unfit("cuda", "sm_80", 160 << 10, devices.parse("sm_80")) is None
-    assert "163840 bytes of shared memory" in str(bundle.unfit("cuda", "sm_80", 160 << 10, devices.parse("sm_86")))
+    assert pieces.unfit("cuda", "sm_80", 160 << 10, devices.parse("sm_80")) is None
+    assert "163840 bytes of shared memory" in str(pieces.unfit("cuda", "sm_80", 160 << 10, devices.parse("sm_86")))
 
 
 @pytest.mark.parametrize(("capability", "arch"), [((8, 6), "sm_80"), ((9, 0), "sm_90a")])
@@ -182,17 +182,17 @@ def test_what_does_not_belong_in_one_file() -> None:
 
 def test_rows_that_do_not_fit(file: bytes) -> None:
     """The checksum is right, the rows are not."""
-    content, rest = container.unseal(file, bundle.MAGIC, bundle.FORMAT, "file", "here")
+    content, rest = container.unseal(file, container.BUNDLE, bundle.FORMAT, "file", "here")
     first = content["plans"][0]
     for rows in (
         None, [], {}, [1], [first], [first | {"size": -1}], content["plans"] * 2, [first | {"size": "1"}, *content["plans"][1:]],
         [{k: v for k, v in r.items() if k != "host"} for r in content["plans"]], [first | {"extra": 1}, *content["plans"][1:]],
     ):  # fmt: skip
         with pytest.raises(graphdnn.SerializationError):
-            serialize.load(container.seal(bundle.MAGIC, bundle.FORMAT, content | {"plans": rows}, [bytes(rest)]), devices.cpu())
+            serialize.load(container.seal(container.BUNDLE, bundle.FORMAT, content | {"plans": rows}, [bytes(rest)]), devices.cpu())
     # a row that promises another device than its plan was built for
     swapped = [content["plans"][1] | {"size": first["size"]}, first | {"size": content["plans"][1]["size"]}, content["plans"][2]]
-    forged = container.seal(bundle.MAGIC, bundle.FORMAT, content | {"plans": swapped}, [bytes(rest)])
+    forged = container.seal(container.BUNDLE, bundle.FORMAT, content | {"plans": swapped}, [bytes(rest)])
     with pytest.raises(graphdnn.SerializationError, match="another device"):
         serialize.load(forged, devices.parse("sm_90"))
 

@@ -219,11 +219,11 @@ def test_numerical_flags_change_the_key_or_are_refused(flag):
 
 @pytest.mark.parametrize("package", ["numba", "llvmlite", "numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc"])
 def test_a_newer_cuda_toolchain_changes_every_key(package, monkeypatch):
-    from graphdnn.targets import cuda_toolchain
+    from graphdnn.targets import cuda_versions
 
     before = identity(Config(), "sm_90")[0]
-    changed = dict(cuda_toolchain.installed()) | {package: "99.1"}
-    monkeypatch.setattr(cuda_toolchain, "installed", lambda: changed)
+    changed = dict(cuda_versions.installed()) | {package: "99.1"}
+    monkeypatch.setattr(cuda_versions, "installed", lambda: changed)
     assert not set(before) & set(identity(Config(), "sm_90")[0])
 
 
