@@ -80,7 +80,7 @@ def lower(p: AttentionProblem, knobs: AttentionCpu, memory: Mapping[int, Buffer]
     """The kernel, and what else the outputs need."""
     lanes = _lanes(p)
     rows = knobs.blocks * lanes
-    tiles, parts = ceil_div(p.s_q, rows), ceil_div(p.d_v, knobs.values)
+    tiles, parts = ceil_div(p.s_q, rows), max(ceil_div(p.d_v, knobs.values), 1)  # rows of O without elements still have statistics
     items = p.b * p.h_q * tiles * parts
     if items == 0:
         return Recipe((), ())
@@ -133,5 +133,5 @@ def lower(p: AttentionProblem, knobs: AttentionCpu, memory: Mapping[int, Buffer]
 
 
 def _width(p: AttentionProblem, knobs: AttentionCpu, parts: int) -> list[str]:
-    width = f"min({knobs.values}, {p.d_v} - v0)" if p.d_v % knobs.values else str(knobs.values)
+    width = f"min({knobs.values}, {p.d_v} - v0)" if p.d_v % knobs.values or not p.d_v else str(knobs.values)
     return [f"v0 = part * {knobs.values}" if parts > 1 else "v0 = 0", f"value_width = {width}"]

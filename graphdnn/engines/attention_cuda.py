@@ -77,7 +77,7 @@ def check(p: AttentionProblem, knobs: AttentionSimt) -> Status:
 
 def lower(p: AttentionProblem, knobs: AttentionSimt, memory: Mapping[int, Buffer], words: str, title: list[str]) -> Recipe:
     """The kernel."""
-    tiles, parts = ceil_div(p.s_q, knobs.bm), ceil_div(p.d_v, knobs.bv)
+    tiles, parts = ceil_div(p.s_q, knobs.bm), max(ceil_div(p.d_v, knobs.bv), 1)  # rows of O without elements still have statistics
     items = p.b * p.h_q * tiles * parts
     if items == 0:
         return Recipe((), ())

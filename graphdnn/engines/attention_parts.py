@@ -129,13 +129,11 @@ class AttentionProblem:
     @cached_property
     def pairs(self) -> int:
         """Scores that no bound hides, lengths of batches left aside."""
-        shift = self.s_kv - self.s_q if self.shifted else 0
-        total = 0
-        for row in range(self.s_q):
-            first = 0 if self.left is None else max(0, row + shift - self.left + 1)
-            last = self.s_kv if self.right is None else min(self.s_kv, row + shift + self.right + 1)
-            total += max(0, last - first)
-        return self.b * self.h_q * total
+        rows, columns = int(self.s_q), int(self.s_kv)
+        shift = columns - rows if self.shifted else 0
+        last = rows * columns if self.right is None else _under(rows, columns, shift + self.right + 1)
+        first = 0 if self.left is None else _under(rows, columns, shift - self.left + 1)
+        return self.b * self.h_q * max(0, last - first)
 
     @property
     def flops(self) -> int:
@@ -153,6 +151,13 @@ class AttentionProblem:
         reach = max((self.graph.tensors[t].extent for t in self.ports.values()), default=0)
         counts = max(threads, self.s_q * 2, self.s_kv * 2, abs(self.left or 0), abs(self.right or 0))
         return "int64" if anywhere or max(reach, counts) >= 1 << 30 else "int32"
+
+
+def _under(rows: int, columns: int, ahead: int) -> int:
+    """How many of the columns lie before row + ``ahead``, in all rows: none in the first rows, one more a row, then all of them."""
+    start = min(max(-ahead, 0), rows)
+    end = min(max(columns - ahead, start), rows)
+    return (start + end - 1) * (end - start) // 2 + ahead * (end - start) + (rows - end) * columns
 
 
 def split(p: AttentionProblem, tiles: int, parts: int, itype: str) -> list[str]:

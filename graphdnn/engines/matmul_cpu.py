@@ -107,7 +107,7 @@ class _Lowering:
             return
         for at, v in enumerate(self.k):
             rest = _count(self.k[at + 1 :])
-            inner = max((d for d in range(1, v.size + 1) if v.size % d == 0 and d * rest <= DEPTH), default=0)
+            inner = next((d for d in range(min(v.size, DEPTH // max(rest, 1)), 0, -1) if v.size % d == 0), 0)
             if inner * rest * 16 > DEPTH:
                 outer, part = Var(f"{v.name}o", v.size // inner), Var(f"{v.name}i", inner)
                 self._rename({v: var(outer).scaled(inner) + var(part)})

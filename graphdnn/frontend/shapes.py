@@ -167,15 +167,15 @@ class Shapes(Declarations):
         return made
 
     def _largest_workspace(self, plan: ExecutionPlan) -> int:
-        """Bytes that any shape in the dims' ranges may need, as far as the hints, the largest extents, and each dim alone at its largest show. A
-        shape whose every plan needs more raises what says so, and then this is larger."""
+        """Bytes that any shape in the dims' ranges may need, as far as the hints, the largest and the smallest extents, and each dim alone at these
+        show. A shape whose every plan needs more raises what says so, and then this is larger."""
         plans = self._shape_plans.get(plan.name)
         if plans is None:
             return plan.workspace_bytes
         dims = list(self.dims.values())
-        hints, highs = [d.hint for d in dims], [d.max // d.multiple_of * d.multiple_of for d in dims]
-        alone = [[*hints[:i], high, *hints[i + 1 :]] for i, high in enumerate(highs)]
-        return plans.largest(dict.fromkeys(map(tuple, (highs, hints, *alone))))
+        hints, ends = [d.hint for d in dims], ([d.max // d.multiple_of * d.multiple_of for d in dims], [_small(d, True) for d in dims])
+        alone = [[*hints[:i], extent, *hints[i + 1 :]] for end in ends for i, extent in enumerate(end)]
+        return plans.largest(dict.fromkeys(map(tuple, (*ends, hints, *alone))))
 
     # ------------------------------------------------------------------------------------------------------------------- values of a call
     def _for_call(

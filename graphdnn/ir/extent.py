@@ -55,3 +55,8 @@ class Extent(int):
 def varies(n: int) -> bool:
     """Whether ``n`` may be another number in the next call."""
     return isinstance(n, Extent)
+
+
+def share(n: int, by: int) -> int:
+    """``n`` // ``by``: a number that varies if ``n`` does and ``by`` does not. (Of two that vary the quotient may be the same for all.)"""
+    return Extent(int(n) // by) if varies(n) and not varies(by) else int(n) // int(by)

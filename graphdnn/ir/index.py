@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from graphdnn.ir.extent import varies
+from graphdnn.ir.extent import share, varies
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def bounds(e: Linear | Atom) -> tuple[int, int]:
 
 def _split(e: Linear, by: int) -> tuple[Linear, Linear]:
     """``e`` = by * first + second, with all of ``e`` that is divisible by ``by`` in the first."""
-    whole = Linear(tuple((a, c // by) for a, c in e.terms if _divides(by, c)), e.const // by)
+    whole = Linear(tuple((a, share(c, by)) for a, c in e.terms if _divides(by, c)), e.const // by)
     rest = Linear(tuple((a, c) for a, c in e.terms if not _divides(by, c)), e.const % by)
     return whole, rest
 

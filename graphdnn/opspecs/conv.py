@@ -94,7 +94,7 @@ def _check_channels(node: NodeDecl, image: TensorDecl, weight: TensorDecl) -> No
         expected = f"C a multiple of {w[1]} (dim 1 of '{weight.name}', C / groups)"
         raise _refuse(node, f"the channels of '{image.name}' are no multiple of those of the filter", expected, f"C = {x[1]}", image)
     groups = groups_of(x, w)
-    if groups and w[0] % groups:
+    if w[0] % groups if groups else w[0]:
         expected = f"K a multiple of the {groups} groups ({x[1]} channels / {w[1]} a group)"
         raise _refuse(node, "the outputs of the filter do not divide into its groups", expected, f"K = {w[0]}", weight)
 
@@ -204,9 +204,14 @@ def _taps(moves: Motion, out: Sequence[int], taps: Sequence[int]) -> Iterator[tu
         yield (..., *own), (..., *met)
 
 
+def _each(channels: int, groups: int) -> int:
+    """Channels of a group; 1 where there is none."""
+    return channels // groups if groups else 1
+
+
 def _grouped(x: Any, axis: int, groups: int) -> Any:
     """Dim ``axis`` as (groups, rest)."""
-    return x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups if groups else 0, *x.shape[axis + 1 :])
+    return x.reshape(*x.shape[:axis], groups, _each(x.shape[axis], groups), *x.shape[axis + 1 :])
 
 
 def _flat(x: Any, kept: int) -> Any:
@@ -218,7 +223,7 @@ def _fprop_reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[An
     moves, (x, w) = motion(dict(node.attrs)), (s.narrowed(a, node.compute) for a in arrays)
     out, taps, groups = dims[0][2:], w.shape[2:], groups_of(x.shape, w.shape)
     image, weight = _grouped(_padded(x, moves, out, taps), 1, groups), _grouped(w, 0, groups)
-    y = np.zeros((x.shape[0], groups, w.shape[0] // max(groups, 1), math.prod(out)), x.dtype)
+    y = np.zeros((x.shape[0], groups, _each(w.shape[0], groups), math.prod(out)), x.dtype)
     with np.errstate(all="ignore"):
         for tap, met in _taps(moves, out, taps):
             y += np.matmul(weight[tap], _flat(image[met], 3))
@@ -244,7 +249,7 @@ def _wgrad_reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[An
     moves, (loss, x) = motion(dict(node.attrs)), (s.narrowed(a, node.compute) for a in arrays)
     out, taps, groups = loss.shape[2:], dims[0][2:], groups_of(x.shape, dims[0])
     image, dy = _grouped(_padded(x, moves, out, taps), 1, groups), _flat(_grouped(loss, 1, groups), 3)
-    dw = np.zeros((groups, dims[0][0] // max(groups, 1), *dims[0][1:]), x.dtype)
+    dw = np.zeros((groups, _each(dims[0][0], groups), *dims[0][1:]), x.dtype)
     with np.errstate(all="ignore"):
         for tap, met in _taps(moves, out, taps):
             dw[tap] = np.matmul(dy, np.swapaxes(_flat(image[met], 3), 2, 3)).sum(axis=0, dtype=x.dtype)

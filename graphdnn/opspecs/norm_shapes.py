@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from graphdnn.errors import ValidationError, explain
 from graphdnn.ir import layout
+from graphdnn.ir.extent import share, varies
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import Dims
 from graphdnn.opspecs import shapes
@@ -89,7 +90,8 @@ def normalized_axes(statistics: Sequence[int], x: Sequence[int]) -> Dims:
 
 def grouped(dim: Dims, channels: int, groups: int) -> Dims:
     """Dims with axis 1 as groups times members: of X, of statistics, of scale and bias."""
-    return (dim[0], *((groups, channels // groups) if dim[1] == channels else (dim[1], 1)), *dim[2:])
+    whole = dim[1] == channels and (dim[1] != groups or varies(dim[1]) == varies(channels))  # groups may be as many as channels in this call only
+    return (dim[0], *((groups, share(channels, groups)) if whole else (dim[1], 1)), *dim[2:])
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------- checks

@@ -111,10 +111,19 @@ class ShapePlans:
         with self._lock:
             if self.promised is None:
                 graphs = [g for g in (self._valid(values) for values in corners) if g is not None]
-                fitted = [f for f in (self._fitted(line, graph) for graph in graphs for line in self.lines) if f is not None]
-                self._largest = max([self._largest, *(f.recipe.workspace for f in fitted)])
+                self._largest = max([self._largest, *(f.recipe.workspace for g in graphs for f in self._every(g))])
             self.promised = self._largest
             return self._largest
+
+    def _every(self, graph: OperationGraph) -> list[Fitted]:
+        """Every line on ``graph``; a new one where none fits. Empty where there is nothing to do, and for a shape that no plan runs."""
+        if all(graph.tensors[o].size == 0 for o in graph.outputs):
+            return []
+        fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None]
+        try:
+            return fitted or [self._general(graph)]
+        except GraphError:
+            return []
 
     def _made(self, values: Values) -> ExecutionPlan:
         graph = self._graph_at(values)
@@ -123,12 +132,12 @@ class ShapePlans:
         fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None and self._promise_kept(f)]
         chosen = next((f for f in fitted if self._known(f)), None) or self._grown(fitted, graph, values)
         recipe, owned = parametric(chosen.recipe, chosen.owned, self.forms)
-        return ExecutionPlan.of(chosen.graph, self._device, chosen.candidate, self._store, lowered=(recipe, owned))
+        return ExecutionPlan.of(numbered(chosen.graph), self._device, chosen.candidate, self._store, lowered=(recipe, owned))
 
     def _nothing(self, graph: OperationGraph) -> ExecutionPlan:
         """The plan of a graph whose outputs have no elements: it checks its buffers and launches nothing."""
         candidate = heuristics.candidate(Partition((), ()), [], self._device.kind)
-        return ExecutionPlan.of(graph, self._device, candidate, self._store, lowered=(Recipe((), ()), ()))
+        return ExecutionPlan.of(numbered(graph), self._device, candidate, self._store, lowered=(Recipe((), ()), ()))
 
     def _known(self, fitted: Fitted) -> bool:
         return self.forms.known([fitted.recipe.kernels[k] for k in launched(fitted.recipe)])
@@ -136,7 +145,7 @@ class ShapePlans:
     def _grown(self, fitted: Sequence[Fitted], graph: OperationGraph, values: Values) -> Fitted:
         """The line that takes the shape in: the first where its forms are there or it has few, else a general one, which is made if there is none."""
         first = next((f for f in fitted if not f.line.general and (f.line.grown < FIRST_FORMS or self._formed(f))), None)
-        chosen = first or next((f for f in fitted if f.line.general), None) or self._general(graph)
+        chosen = first or next((f for f in fitted if f.line.general), None) or self._general(graph, next(iter(fitted), None))
         chosen.line.grown += not self._formed(chosen)
         for k in launched(chosen.recipe):
             self.forms.kernel(chosen.recipe.kernels[k])
@@ -162,9 +171,9 @@ class ShapePlans:
         """Whether the workspace of which the user was told is enough."""
         return self.promised is None or fitted.recipe.workspace <= self.promised
 
-    def _general(self, graph: OperationGraph) -> Fitted:
+    def _general(self, graph: OperationGraph, otherwise: Fitted | None = None) -> Fitted:
         """A new general line: what the heuristics choose for a typical shape with odd extents, or, if ``graph`` does not fit that, for ``graph``.
-        One that needs more than the promised workspace is taken only where every plan does."""
+        One that needs more than the promised workspace is taken only where every plan does, and there is nothing ``otherwise``."""
         found = None
         for model in (m for m in (self._valid(self._neighbours(self._typical, True)[0]), graph) if m is not None):
             try:
@@ -180,6 +189,8 @@ class ShapePlans:
                     self.lines.append(line)
                     return fitted
                 found = found or fitted
+        if otherwise is not None:
+            return otherwise
         assert found is not None, "a candidate of a graph fits this graph"
         self.lines.append(found.line)
         return found
@@ -202,6 +213,11 @@ class ShapePlans:
         except TapeTooLong:
             return None
         return Fitted(line, graph, candidate, recipe, owned)
+
+
+def numbered(graph: OperationGraph) -> OperationGraph:
+    """The graph of one shape in plain numbers: whoever asks a plan for its graph may ask whether an extent is 1 (see ``ir.extent``)."""
+    return replace(graph, tensors=tuple(replace(t, dim=tuple(map(int, t.dim)), stride=tuple(map(int, t.stride))) for t in graph.tensors))
 
 
 def _loosened(graph: OperationGraph) -> OperationGraph:

@@ -212,12 +212,12 @@ def _built(g: Any, r: random.Random) -> int:
 def _at(g: Any, d: Dynamic, values: dict[str, int], device: str, index: int, by_arrays: bool) -> str:
     program = d.at(values)
     static = _shaped(program, device)
-    og, bound = static._opgraph, g._frozen_at({n: values[n] for n in g.dims})
+    told = Told(g, values, index, by_arrays)
+    og, bound = static._opgraph, told.operation_graph()
     assert [t.dim for t in og.tensors] == [t.dim for t in bound.tensors], f"at {values} the dims of tensors differ"
     feeding = program.feeding()
     setup = Setup(bound, device, program.binding)
     setup.fill(feeding["seed"], feeding["data"], feeding["offsets"], feeding["values"])
-    told = Told(g, values, index, by_arrays)
     outcome = Outcome(told)
     try:
         _run_plan(setup, None, 2, outcome)
@@ -281,6 +281,14 @@ class Told:
                 if not re.search(r"the extent of dim '\w+' is not known", str(error)):
                     raise
         self._graph.execute_plan_at_index(pack, workspace, self._index, dims=self._dims)
+
+    def operation_graph(self) -> Any:
+        """With the strides that the outputs have; of plain numbers where there is no plan for them."""
+        try:
+            self.get_workspace_size()
+            return self.plan().graph
+        except GraphError:
+            return self._graph._frozen_at(self._dims)
 
     def plan(self) -> Any:
         """The plan of this shape."""

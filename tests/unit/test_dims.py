@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from graphdnn import Dim, ExecutionError, KindError, NotSupportedError, Validati
 from graphdnn.frontend.symbols import parsed
 from graphdnn.ir.extent import Extent
 from graphdnn.plans import cache
+from graphdnn.plans.dynamic import ShapePlans
 
 
 def graph(rows: Any, columns: Any = 8, **arguments: Any) -> Any:
@@ -402,3 +404,24 @@ def test_a_graph_with_dims_keeps_its_kernels_in_the_cache() -> None:
     other.build([heur_mode.A])
     check(other, 31, 28)
     assert graphdnn.stats().compilations == start
+
+
+def test_nothing_takes_longer_for_a_larger_extent() -> None:
+    """Sizes of 2 ** 31 - 1 are looked at for the workspace; nothing walks through them."""
+    from graphdnn.engines.attention_parts import _under
+
+    for rows, columns, ahead in product(range(5), range(5), range(-6, 7)):
+        assert _under(rows, columns, ahead) == sum(min(max(r + ahead, 0), columns) for r in range(rows))
+    n, s = Dim("n", hint=8), Dim("s", hint=8)
+    g = float_graph()
+    x, dy = (g.tensor(name=name, dim=[n, 3, 5, 5], layout="row") for name in ("X", "dY"))
+    g.conv_wgrad(g.relu(x), dy, padding=[1, 1], stride=[1, 1], dilation=[1, 1]).set_output(True).set_name("dW").set_dim([3, 3, 3, 3])
+    q, k, v = (g.tensor(name=name, dim=[1, 1, s, 4], layout="row") for name in "QKV")
+    o, _ = g.sdpa(q, k, v, attn_scale=1.0, is_inference=True, use_causal_mask=True)
+    o.set_output(True).set_name("O").set_dim([1, 1, s, 4]).set_layout("row")
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    plan = g._plans.plan_at(0)
+    plans = ShapePlans(plan.device, plan.candidate, g._graph_at, g._neighbours, (8, 8))
+    assert plans.largest([(2**31 - 1, 2**31 - 1), (2**31 - 1, 8), (8, 2**31 - 1)]) > 0
