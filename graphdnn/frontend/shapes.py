@@ -193,7 +193,8 @@ class Shapes(Declarations):
             expect_mapping(given, "dims", "names or Dims to extents")
         if plans is None:
             if given:
-                raise ValidationError(explain("the graph has no dims", expected="a graph of fixed shapes takes no dims", found=repr(given)[:80]))
+                fix = "leave dims= out, or declare extents with graphdnn.Dim"
+                raise ValidationError(explain("the graph has no dims", expected="none", found=repr(given)[:80], fix=fix))
             return plan
         expect_mapping(pack)
         values = self._values(pack, given or {}, told or {})
@@ -233,7 +234,8 @@ class Shapes(Declarations):
         for key, value in given.items():
             name = key.name if isinstance(key, Dim) else key
             if name not in dims:
-                raise ValidationError(explain("no such dim", expected=f"one of {list(dims)}", found=repr(name)))
+                fix = "leave it out, or spell it as declared"
+                raise ValidationError(explain("no such dim", expected=f"one of {list(dims)}", found=repr(name), fix=fix))
             extent = as_integer(f"dim '{name}'", value)
             if found.setdefault(name, (extent, "dims"))[0] != extent:
                 raise _contradiction(name, found[name], extent, "dims")
@@ -246,6 +248,8 @@ class Shapes(Declarations):
                     first = found.setdefault(e.name, (n, f"'{s.tensor.name}'"))
                     if first[0] != n:
                         raise _contradiction(e.name, first, n, f"'{s.tensor.name}'")
+        if len(found) < len(dims):
+            _solve(shapes, found)
         for name, dim in dims.items():
             if name not in found:
                 fix = f"execute(..., dims={{'{name}': ...}}), or arrays of the declared rank instead of addresses"
@@ -278,6 +282,19 @@ def _shape(source: Source, pack: Mapping[Any, Any]) -> Sequence[int] | None:
     return None
 
 
+def _solve(shapes: Sequence[tuple[Source, Sequence[int]]], found: dict[str, tuple[int, str]]) -> None:
+    """Add the dims that sums and products in ``shapes`` tell: those of which all other dims are known."""
+    told = [(e, n, f"'{s.tensor.name}'") for s, shape in shapes for a, (e, n) in enumerate(zip(s.shape, shape, strict=True)) if a != s.bytes_along]
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for e, n, where in told:
+            unknown = [name for name in e.dims if name not in found] if isinstance(e, DimExpr) else []
+            if len(unknown) == 1 and isinstance(e, DimExpr):
+                value = e.solved(unknown[0], {name: v for name, (v, _) in found.items()}, n)
+                found |= {} if value is None else {unknown[0]: (value, where)}
+
+
 def _check_shape(source: Source, shape: Sequence[int], named: Mapping[str, int]) -> None:
     wanted = [e.value(named) if isinstance(e, DimExpr) else e for e in source.shape]
     if any(n != w for a, (n, w) in enumerate(zip(shape, wanted, strict=True)) if a != source.bytes_along):
@@ -288,6 +305,7 @@ def _check_shape(source: Source, shape: Sequence[int], named: Mapping[str, int])
                 tensor=source.tensor.name,
                 expected=f"{wanted} ({values})",
                 found=list(shape),
+                fix="give an array of this shape, or declare with a Dim what differs",
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
@@ -33,6 +34,17 @@ class DimExpr:
                 factor *= values[name]
             total += factor
         return Extent(total) if any(varies(v) for v in values.values()) else total
+
+    def solved(self, name: str, values: Mapping[str, int], total: int) -> int | None:
+        """The extent of the dim ``name`` for which this is ``total``, rounded down where there is none; ``values``: of the others. None where it
+        does not say."""
+        factor = rest = 0
+        for names, c in self.terms.items():
+            part = math.prod((values[n] for n in names if n != name), start=c)
+            if names.count(name) > 1:
+                return None
+            factor, rest = (factor + part, rest) if name in names else (factor, rest + part)
+        return (total - rest) // factor if factor else None
 
     def _joined(self, other: DimExpr, sign: int) -> DimExpr:
         terms = dict(self.terms)

@@ -104,7 +104,16 @@ def stats() -> Stats:
     return Stats(c.misses, c.compile_s, dict(c.reasons), c.memory_hits, c.disk_hits, c.damaged)
 
 
-os.register_at_fork(after_in_child=lambda: setattr(memory, "_lock", threading.Lock()))
+_compiling: dict[str, threading.Lock] = {}
+
+
+def _forked() -> None:
+    """Threads that held a lock are not in the child."""
+    memory._lock = threading.Lock()
+    _compiling.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def kernel_key(spec: KernelSpec, target: Target) -> str:
@@ -169,7 +178,11 @@ def get(spec: KernelSpec, target: Target, store: KernelStore | None = None) -> K
             return _taken(Kernel(spec, key, binary, "memory"), store)
     on_disk = disk()
     if on_disk is None:
-        return _keep(_compile(spec, key, target, None), store)
+        with _one_at_a_time(key):
+            binary = memory.get(key)
+            if binary is None:
+                return _keep(_compile(spec, key, target, None), store)
+        return _taken(Kernel(spec, key, binary, "memory"), store)
     binary = on_disk.get(key)
     if binary is None:
         with on_disk.lock(key):
@@ -200,6 +213,17 @@ def _taken(kernel: Kernel, store: KernelStore | None) -> Kernel:
     else:
         counters.memory_hits += 1
     return _keep(kernel, store)
+
+
+@contextmanager
+def _one_at_a_time(key: str) -> Iterator[None]:
+    """Without a disk cache, whose lock does that: threads that need one kernel wait for the first to compile it."""
+    lock = _compiling.setdefault(key, threading.Lock())
+    try:
+        with lock:
+            yield
+    finally:
+        _compiling.pop(key, None)
 
 
 def _keep(kernel: Kernel, store: KernelStore | None) -> Kernel:

@@ -41,7 +41,7 @@ def compile_object(source: Source, namespace: dict[str, Any]) -> tuple[ObjectCod
         raise _failed("numba cannot compile the generated kernel", source, error, "report it with the text of plan.source") from error
     except (AttributeError, ImportError) as error:
         raise _failed("this version of numba lacks what the CPU target needs", source, error, "install numba 0.62 or newer") from error
-    del linecache.cache[filename]
+    linecache.cache.pop(filename, None)  # another thread may have compiled the same kernel
     symbols = _external(module, source)
     return ObjectCode(source.entry, symbols, host_key(), image), text
 

@@ -425,3 +425,19 @@ def test_nothing_takes_longer_for_a_larger_extent() -> None:
     plan = g._plans.plan_at(0)
     plans = ShapePlans(plan.device, plan.candidate, g._graph_at, g._neighbours, (8, 8))
     assert plans.largest([(2**31 - 1, 2**31 - 1), (2**31 - 1, 8), (8, 2**31 - 1)]) > 0
+
+
+def test_sums_and_products_tell_their_only_unknown_dim() -> None:
+    n, m = Dim("n", 0, 20), Dim("m", 0, 20)
+    g = float_graph()
+    g.neg(g.tensor(name="X", dim=[2 * n + 1, n * m, 3], layout="row")).set_output(True).set_name("Y")
+    g.build([heur_mode.A])
+    for rows, columns in ((3, 5), (20, 1), (1, 20), (1, 0)):
+        given = np.random.default_rng(rows).standard_normal((2 * rows + 1, rows * columns, 3), np.float32)
+        out = np.full(given.shape, np.nan, np.float32)
+        g.execute({"X": given, "Y": out}, None)
+        assert np.array_equal(out, -given)
+    with pytest.raises(ValidationError, match=r"another shape than the dims say; expected \[7, 15, 3\] \(n = 3, m = 5\), found \[8, 15, 3\]. To fix"):
+        g.execute({"X": np.zeros((8, 15, 3), np.float32), "Y": np.zeros((8, 15, 3), np.float32)}, None)
+    with pytest.raises(ValidationError, match="dim 'm' is not known"):
+        g.execute({"X": np.zeros((1, 0, 3), np.float32), "Y": np.zeros((1, 0, 3), np.float32)}, None)

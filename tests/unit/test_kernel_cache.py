@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,48 @@ def test_a_build_with_it_prints_and_compiles_nothing(place: str, alone: None, mo
     declared(place, other).build([graphdnn.heur_mode.A])
     assert cache.counters.misses == before and printed == []
 
+
+
+def wide(kept: Any, m: int, n: int, k: int) -> graphdnn.pygraph:
+    """gelu(a @ b) in BFLOAT16, which tensor cores multiply."""
+    g = graphdnn.pygraph(device="sm_90", io_data_type=graphdnn.data_type.BFLOAT16, compute_data_type=F32, intermediate_data_type=F32, kernel_cache=kept)
+    a, b = (g.tensor(dim=dim, layout="row", name=name) for name, dim in (("a", (1, m, k)), ("b", (1, k, n))))
+    g.gelu(g.matmul(a, b)).set_output(True).set_name("y")
+    g.build([graphdnn.heur_mode.A])
+    return g
+
+
+def test_tensor_core_kernels_of_other_sizes_come_from_the_text(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes were seen, the text tells another object what they have in common, and a third size compiles nothing."""
+    kept = graphdnn.create_kernel_cache()
+    first = wide(kept, 4096, 1024, 512)
+    assert "wgmma" in first.plan.kernels[0].source
+    wide(kept, 8192, 4096, 2048)
+    monkeypatch.setattr(cache, "memory", cache.KernelStore())
+    again = graphdnn.create_kernel_cache()
+    again.deserialize(kept.serialize())
+    before = cache.counters.misses
+    third = wide(again, 8192, 8192, 8192)
+    assert cache.counters.misses == before and "wgmma" in third.plan.kernels[0].source
+    assert third.plan.recipe.steps != first.plan.recipe.steps, "its own numbers are arguments"
+
+
+def test_threads_that_build_other_sizes_with_one_object(alone: None) -> None:
+    """Each gets what it would get alone; afterwards a size that nobody had compiles nothing."""
+    kept = graphdnn.create_kernel_cache()
+
+    def relu(rows: int) -> None:
+        g = graphdnn.pygraph(device="cpu", io_data_type=F32, compute_data_type=F32, intermediate_data_type=F32, kernel_cache=kept)
+        x = g.tensor(dim=(rows, 24), stride=(25, 1), name="x")
+        g.relu(x).set_output(True).set_name("y").set_dim((rows, 24)).set_stride((24, 1))
+        g.build([graphdnn.heur_mode.A])
+        given = np.random.default_rng(rows).standard_normal((rows, 25), np.float32)
+        out = np.full((rows, 24), np.nan, np.float32)
+        g.execute({"x": given[:, :24], "y": out}, None)
+        np.testing.assert_array_equal(out, np.maximum(given[:, :24], 0))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(relu, (5, 7, 64, 33, 100, 1, 2, 999, 16, 31, 0, 8)))
+    before = cache.counters.misses
+    relu(77)
+    assert cache.counters.misses == before
