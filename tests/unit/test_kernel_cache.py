@@ -126,7 +126,8 @@ def test_a_build_with_it_prints_and_compiles_nothing(place: str, alone: None, mo
 
 def wide(kept: Any, m: int, n: int, k: int) -> graphdnn.pygraph:
     """gelu(a @ b) in BFLOAT16, which tensor cores multiply."""
-    g = graphdnn.pygraph(device="sm_90", io_data_type=graphdnn.data_type.BFLOAT16, compute_data_type=F32, intermediate_data_type=F32, kernel_cache=kept)
+    kinds = {"io_data_type": graphdnn.data_type.BFLOAT16, "compute_data_type": F32, "intermediate_data_type": F32}
+    g = graphdnn.pygraph(device="sm_90", kernel_cache=kept, **kinds)
     a, b = (g.tensor(dim=dim, layout="row", name=name) for name, dim in (("a", (1, m, k)), ("b", (1, k, n))))
     g.gelu(g.matmul(a, b)).set_output(True).set_name("y")
     g.build([graphdnn.heur_mode.A])
