@@ -1,17 +1,19 @@
 """The command ``graphdnn``: doctor, explain, draw, compile, inspect, run, tune, tuning, bench, cache; on graphs as JSON text (``str(graph)``) and
 serialized plans.
 
-Reports go to stdout; progress, with elapsed time, and errors go to stderr. Exit status: 0 fine, 1 an error or a wrong result, 2 wrong usage.
+Reports go to stdout; progress, with elapsed time, and errors go to stderr. Exit status: 0 fine, 1 an error or a wrong result, 2 wrong usage, 130
+interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -384,9 +386,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         status: int = args.run(args)
-    except GraphError as error:
+    except (GraphError, MemoryError) as error:
         print(f"graphdnn: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
+    except KeyboardInterrupt:
+        print("graphdnn: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read has seen enough; what is left in the buffer goes nowhere
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status

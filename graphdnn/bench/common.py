@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphdnn.errors import ExecutionError, explain
+from graphdnn.errors import ExecutionError, ValidationError, explain
+from graphdnn.plans import container
 
 T = TypeVar("T")
 ROUNDS = 10
@@ -30,6 +31,15 @@ def versions(device: str, torch: Any) -> str:
     return f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 
 
+def expect(output: Path | None, least: int = 1, **numbers: int) -> None:
+    """ValidationError, before anything is measured, for a number below ``least`` and for results that would lie in no folder."""
+    for name, number in numbers.items():
+        if number < least:
+            raise ValidationError(explain(f"{name} is too small", expected=f"at least {least}", found=number))
+    if output is not None and not output.absolute().parent.is_dir():
+        raise ValidationError(explain("the results cannot be written", expected="a file in a folder that exists", found=str(output)))
+
+
 def take_turns(timers: Sequence[Callable[[], T]], rounds: int) -> list[list[T]]:
     """What each timer returned in each round. Every round goes through all of them; a first round warms up and does not count."""
     times: list[list[T]] = [[] for _ in timers]
@@ -47,6 +57,6 @@ def error(found: Any, expected: Any) -> float:
 
 
 def write(path: Path, device: str, torch: Any, results: Sequence[Any]) -> None:
-    """The results (dataclasses) as a JSON file."""
+    """The results (dataclasses) as a JSON file. SerializationError where it cannot be written."""
     text = {"device": device, "torch": torch.__version__, "results": [asdict(r) for r in results]}
-    path.write_text(json.dumps(text, indent=1))
+    container.write(path, json.dumps(text, indent=1).encode())

@@ -16,7 +16,7 @@ from typing import Any
 from graphdnn import env
 from graphdnn.bench import common
 from graphdnn.bench.cpu_cases import CASES, Case, Setting
-from graphdnn.errors import GraphError, explain
+from graphdnn.errors import ValidationError, explain
 
 SAMPLE_SECONDS = 0.05
 """A sample has as many calls as take about this long."""
@@ -56,11 +56,11 @@ class Prepared:
 
 
 def chosen(names: Sequence[str]) -> list[Case]:
-    """The cases of these names, all of them for none; GraphError for a name that is not one."""
+    """The cases of these names, all of them for none; ValidationError for a name that is not one."""
     known = {c.name: c for c in CASES}
     for name in names:
         if name not in known:
-            raise GraphError(explain("not a case of the benchmark", expected=", ".join(known), found=repr(name)))
+            raise ValidationError(explain("not a case of the benchmark", expected=", ".join(known), found=repr(name)))
     return [known[n] for n in dict.fromkeys(names)] if names else list(CASES)
 
 
@@ -144,7 +144,8 @@ def run(
 ) -> list[Result]:
     """Run the cases ``names`` (default: all); ``small``: on the sizes of tests; ``output``: a JSON file. Torch gets as many threads as graphdnn.
 
-    Raises ExecutionError without torch, GraphError for a name that is not a case or a plan that cannot be built."""
+    Raises ExecutionError without torch, ValidationError for a name that is not a case, GraphError for a plan that cannot be built."""
+    common.expect(output, rounds=rounds)
     cases, torch = chosen(names), common.import_torch()
     threads, before = env.num_threads(), torch.get_num_threads()
     device = f"cpu, {threads} threads each"

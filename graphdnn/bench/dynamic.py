@@ -155,6 +155,7 @@ def run(*, rounds: int = common.ROUNDS, shapes: int = SHAPES, output: Path | Non
 
     Raises ExecutionError without torch or a GPU, GraphError where a plan cannot be built.
     """
+    common.expect(output, rounds=rounds, shapes=shapes)
     torch = cuda_torch()
     device = torch.cuda.get_device_name(0)
     tell(common.versions(device, torch))

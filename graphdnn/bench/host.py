@@ -20,7 +20,7 @@ from typing import Any
 
 import graphdnn
 from graphdnn.bench import common
-from graphdnn.errors import ExecutionError, GraphError, explain
+from graphdnn.errors import ExecutionError, NotSupportedError, explain
 
 PERCENTILES = (10, 50, 90, 99)
 CALLS = 1000
@@ -238,12 +238,14 @@ def run(
     tell: Callable[[str], None] = print,
 ) -> list[Result]:
     """Run all of it on ``device`` ("cpu", "cuda:0"; default: as for a graph that says nothing). ``count``: new processes a figure, 0 for none;
-    ``output``: a JSON file. ExecutionError without torch, GraphError for a device that is not there."""
+    ``output``: a JSON file. ExecutionError without torch, NotSupportedError for a device that runs nothing, ValidationError for arguments."""
     from graphdnn.frontend.handle import resolve_device
 
+    common.expect(output, rounds=rounds, calls=calls)
+    common.expect(None, 0, starts=count)
     torch, place = common.import_torch(), resolve_device(device or None)
     if place.described or place.kind not in ("cpu", "cuda"):
-        raise GraphError(explain("the benchmark needs a device that runs plans", expected="cpu or cuda:<index>", found=place.text))
+        raise NotSupportedError(explain("the benchmark needs a device that runs plans", expected="cpu or cuda:<index>", found=place.text))
     tell(f"host time; {common.versions(f'{place.text} ({place.name})', torch)}; {rounds} rounds of {calls} calls, contenders in turn")
     results: list[Result] = []
     graph = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graphdnn.bench import common
-from graphdnn.errors import ExecutionError, GraphError, explain
+from graphdnn.errors import ExecutionError, ValidationError, explain
 
 Shape = tuple[int, int, int, int]
 """Batch, M, N, K."""
@@ -301,6 +301,7 @@ def run(
 
     Raises ExecutionError without torch or a GPU, GraphError where a plan cannot be built.
     """
+    common.expect(output, rounds=rounds)
     torch = cuda_torch()
     device = torch.cuda.get_device_name(0)
     tell(f"{common.versions(device, torch)}; x: time over graphdnn's")
@@ -318,9 +319,9 @@ def run(
 
 
 def parse_shape(text: str) -> Shape:
-    """ "16x512x512x1024" as (16, 512, 512, 1024); a GraphError for anything else."""
+    """ "16x512x512x1024" as (16, 512, 512, 1024); a ValidationError for anything else."""
     parts = text.lower().split("x")
     if len(parts) != 4 or not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
-        raise GraphError(explain("not a matmul shape", expected="BxMxNxK, such as 16x512x512x1024", found=repr(text)))
+        raise ValidationError(explain("not a matmul shape", expected="BxMxNxK, such as 16x512x512x1024", found=repr(text)))
     b, m, n, k = (int(p) for p in parts)
     return b, m, n, k

@@ -13,7 +13,7 @@ import numpy as np
 from graphdnn import reference
 from graphdnn.codegen.spec import Limits
 from graphdnn.dtypes import data_type, info
-from graphdnn.errors import NotSupportedError, explain
+from graphdnn.errors import NotSupportedError, ValidationError, explain
 from graphdnn.ir.tensor import Tensor
 from graphdnn.opspecs import registry
 from graphdnn.plans.plan import ExecutionPlan
@@ -67,8 +67,11 @@ def random_values(rng: np.random.Generator, tensor: Tensor, within: tuple[int, i
 
 
 def check(plan: ExecutionPlan, seed: int = 0, repeat: int = 5, tell: Callable[[str], None] = lambda line: None) -> Checked:
-    """Execute ``plan`` (built, on a device that is present) once and then ``repeat`` times. Raises what execute raises,
-    and NotSupportedError for packed tensors, whose offsets cannot be random."""
+    """Execute ``plan`` (built, on a device that is present) once and then ``repeat`` times. Raises what execute raises, NotSupportedError for packed
+    tensors, whose offsets cannot be random, and ValidationError for a negative seed."""
+    if seed < 0:
+        raise ValidationError(explain("seed is too small", expected="at least 0", found=seed))
+    plan.load()
     graph, rng = plan.graph, np.random.default_rng(seed)
     feeds = random_feeds(plan, rng)
     tell("calculating the reference")

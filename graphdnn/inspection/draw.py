@@ -19,6 +19,7 @@ from graphdnn.errors import BuildError, ValidationError, explain
 from graphdnn.inspection.picture import LINE, MARGIN, Arrow, Box, Picture, colour, layout, picture
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
+from graphdnn.plans import container
 
 FORMATS = ("svg", "png", "dot", "mermaid")
 _SUFFIXES = {".svg": "svg", ".png": "png", ".dot": "dot", ".gv": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
@@ -35,7 +36,7 @@ def draw(
     """The picture as text (bytes for PNG), also written to ``path`` if there is one.
 
     ``format``: "svg", "png", "dot" or "mermaid"; default by the suffix of ``path``, else "svg". ``engines``: name of the engine of each region.
-    Raises ValidationError for an unknown format, BuildError for PNG without a renderer.
+    Raises ValidationError for an unknown format, BuildError for PNG without a renderer, SerializationError for a file that cannot be written.
     """
     kind = (format or _SUFFIXES.get(Path(path).suffix.lower() if path is not None else ".svg") or str(path)).lower()
     if kind not in FORMATS:
@@ -47,10 +48,7 @@ def draw(
     if kind == "png":
         text = _png(str(text), p)
     if path is not None:
-        if isinstance(text, bytes):
-            Path(path).write_bytes(text)
-        else:
-            Path(path).write_text(text, encoding="utf-8")
+        container.write(Path(path), text if isinstance(text, bytes) else text.encode())
     return text
 
 

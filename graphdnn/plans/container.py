@@ -66,15 +66,22 @@ def refuse(rule: str, built: str, running: str, fix: str = "build the graph agai
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file in one step: a reader sees the old content or the new, never half of it. SerializationError where it cannot be written."""
-    work = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    """Write a file in one step: a reader sees the old content or the new, never half of it. What is no file (a pipe, a device) is written as it is.
+
+    SerializationError where it cannot be written."""
     try:
-        work.write_bytes(data)
-        os.replace(work, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            work.unlink(missing_ok=True)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        place = Path(os.path.realpath(path))  # a link stays a link
+        work = place.with_name(f".{uuid.uuid4().hex[:16]}.part")
+        try:
+            work.write_bytes(data)
+            os.replace(work, place)
+        finally:
+            with contextlib.suppress(OSError):
+                work.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # the latter: a NUL in the name
         fix = "free some space, or name a folder that can be written"
-        raise SerializationError(
-            explain(f"'{path}' cannot be written", expected=f"room for {len(data)} bytes", found=error.strerror or error, fix=fix)
-        ) from error
+        found = getattr(error, "strerror", None) or error
+        raise SerializationError(explain(f"'{path}' cannot be written", expected=f"room for {len(data)} bytes", found=found, fix=fix)) from error

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from graphdnn.errors import ExecutionError, SerializationError, explain
-from graphdnn.plans import codec, tuning
+from graphdnn.errors import SerializationError, explain
+from graphdnn.plans import codec, container, tuning
 from graphdnn.plans.tuning import SCHEMA, Run
 
 COLUMNS = ("measured", "host", "device", "graph", "plans", "time", "of the heuristic's", "workspace", "chosen")
@@ -24,11 +24,8 @@ def columns(run: Run) -> tuple[str, ...]:
 
 
 def write(path: Path, runs: Iterable[Run]) -> None:
-    """Write :func:`dump` to a file. ExecutionError if that fails."""
-    try:
-        path.write_text(dump(runs), encoding="utf-8")
-    except OSError as error:
-        raise ExecutionError(explain(f"'{path}' cannot be written", found=error.strerror, fix="make room, or name another file")) from error
+    """Write :func:`dump` to a file, in one step. SerializationError if that fails."""
+    container.write(path, dump(runs).encode())
 
 
 def dump(runs: Iterable[Run]) -> str:

@@ -212,6 +212,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["compile", str(source), "--arch", "sm_42"], "unknown CUDA architecture"),
         (["compile", str(out), "--arch", "sm_80"], "no JSON text of a graph"),
         (["compile", str(source), "--arch", "cpu", "-o", str(tmp_path / "none" / "x.gdnn")], "cannot be written"),
+        (["compile", str(source), "--arch", "cpu", "-o", "/"], "'/' cannot be written"),
+        (["draw", str(source), "--device", "cpu", "-o", str(tmp_path / "none" / "x.svg")], "cannot be written"),
     ):
         assert cli.main([*argv, "-q"]) == 1 and part in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["graph.json", "plan.gdnn"], "nothing is left behind"
@@ -230,3 +232,24 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(graphdnn.SerializationError, match="No space left"):
         container.write(path, b"new content")
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["plan.gdnn"]
+
+
+def test_an_interrupted_write_leaves_nothing_and_links_and_pipes_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, link, pipe = tmp_path / "plan.gdnn", tmp_path / "link", tmp_path / "pipe"
+    path.write_bytes(b"old")
+    link.symlink_to(path)
+    container.write(link, b"new")
+    assert link.is_symlink() and path.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    container.write(pipe, b"data")
+    assert os.read(reader, 10) == b"data" and pipe.is_fifo()
+    os.close(reader)
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        container.write(path, b"newer")
+    assert path.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 3

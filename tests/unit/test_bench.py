@@ -118,6 +118,23 @@ def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys):
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["cpu", "--rounds", "0"], "rounds is too small"),
+        (["cpu", "--json", "/no/such/folder/x.json"], "a file in a folder that exists"),
+        (["host", "--device", "cpu", "--calls", "0"], "calls is too small"),
+        (["host", "--device", "cpu", "--starts", "-1"], "starts is too small; expected at least 0"),
+        (["dynamic", "--shapes", "0"], "shapes is too small"),
+        (["matmul", "--rounds", "0"], "rounds is too small"),
+    ],
+)
+def test_bad_numbers_and_files_are_told_before_anything_is_measured(argv, why, capsys):
+    assert cli.main(["bench", *argv]) == 1
+    told = capsys.readouterr()
+    assert f"ValidationError: {why}" in told.err.replace("the results cannot be written; expected ", "") and not told.out
+
+
 def test_an_unknown_case_lists_the_known_ones(capsys):
     assert cli.main(["bench", "cpu", "--only", "cake"]) == 1
     said = capsys.readouterr().err

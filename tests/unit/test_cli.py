@@ -138,6 +138,16 @@ def test_errors_are_one_line_and_status_1(capsys, tmp_path, file):
         assert status == 1 and last.startswith("graphdnn: ") and part in last, err
 
 
+def test_an_interrupt_is_one_line_and_status_130(capsys, file, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("graphdnn.plans.autotune.tune", interrupted)
+    assert cli.main(["tune", str(file), "--device", "cpu", "-q"]) == 130 and capsys.readouterr().err == "graphdnn: interrupted\n"
+    assert cli.main(["run", str(file), "--device", "cpu", "-q", "--seed", "-1"]) == 1 and "seed is too small" in capsys.readouterr().err
+    assert cli.main(["run", str(file), "--device", "sm_90", "-q"]) == 1 and "built for a described device" in capsys.readouterr().err
+
+
 def test_usage(capsys):
     for argv in ((), ("nonsense",), ("run",), ("cache", "burn")):
         with pytest.raises(SystemExit) as caught:
