@@ -364,7 +364,7 @@ def _parser() -> argparse.ArgumentParser:
     tuned.add_argument("--again", action="store_true", help="measure even what the database knows")
     tuned.add_argument("--workspace-limit", type=int, metavar="BYTES", help="leave out plans that need more")
     tuned.add_argument("--iterations", type=int, default=20, help="rounds in which the best plans take turns")
-    tuned.add_argument("--candidates", type=int, default=32, help="plans that are tried, the best guesses first")
+    tuned.add_argument("--candidates", type=int, help="plans that are tried, the best guesses first; default: 32")
     tuned.add_argument("--workers", type=int, help="processes that build; default: one for each processor, 8 at most")
     known = commands.add_parser("tuning", help="the tuning database").add_subparsers(dest="what", required=True, metavar="what")
     known.add_parser("list", help="every run: when, where, device, graph, the chosen plan").add_argument(

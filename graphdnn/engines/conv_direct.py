@@ -86,7 +86,7 @@ class ConvDirect(Engine):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         node = graph.nodes[region.anchors[0]]
         if any(form.window is None for form in contractions(node, graph)):
-            return reject(f"conv_direct: the anchor '{node.name}' of the region does not slide over an image ({node.op}, or too many strides)")
+            return reject(f"conv_direct: the anchor '{node.label}' of the region does not slide over an image ({node.op}, or too many strides)")
         status = fits(lambda: take_apart(graph, region, placeholder(region), True, _forms(graph, region)[0]))
         return _accepts_sums(graph, region) if status and region.epilogue_reductions else status
 
@@ -175,7 +175,7 @@ def _accepts_sums(graph: OperationGraph, region: Region) -> Status:
     parts = take_apart(graph, region, placeholder(region), True, forms[0])
     for s, place in zip(parts.sums, parts.places, strict=True):
         if len(forms) > 1 or place is None or place.kind == "row":
-            return reject(f"conv_direct: reduction '{s.node.name}' is not of all results or of channels, or those are made in {len(forms)} passes")
+            return reject(f"conv_direct: reduction '{s.node.label}' is not of all results or of channels, or those are made in {len(forms)} passes")
     return OK
 
 

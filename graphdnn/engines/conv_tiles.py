@@ -23,18 +23,18 @@ def accepts(name: str, graph: OperationGraph, region: Region) -> Status:
     forms = contractions(node, graph)
     window = forms[0].window
     if window is None or len(forms) > 1:
-        return reject(f"{name}: the anchor '{node.name}' of the region does not slide over one image ({node.op}; a data gradient needs stride 1)")
+        return reject(f"{name}: the anchor '{node.label}' of the region does not slide over one image ({node.op}; a data gradient needs stride 1)")
     if len(window.steps) != 2:
-        return reject(f"{name}: convolution '{node.name}' has {len(window.steps)} spatial dims; {name} takes 2")
+        return reject(f"{name}: convolution '{node.label}' has {len(window.steps)} spatial dims; {name} takes 2")
     if window.steps != (1, 1) or window.dilations != (1, 1):
-        return reject(f"{name}: convolution '{node.name}' has strides {window.steps} and dilations {window.dilations}; {name} takes 1")
+        return reject(f"{name}: convolution '{node.label}' has strides {window.steps} and dilations {window.dilations}; {name} takes 1")
     if not info(node.compute).register.startswith("float"):
-        return reject(f"{name}: convolution '{node.name}' is computed in {node.compute.name}; {name} needs a float type")
+        return reject(f"{name}: convolution '{node.label}' is computed in {node.compute.name}; {name} needs a float type")
     if region.epilogue_reductions:
         reduction = graph.nodes[region.epilogue_reductions[0]].name
         return reject(f"{name}: reduction '{reduction}' of the results; {name} has none in its epilogue")
     if 0 in forms[0].sizes:
-        return reject(f"{name}: convolution '{node.name}' is empty")
+        return reject(f"{name}: convolution '{node.label}' is empty")
     return fits(lambda: take_apart(graph, region, placeholder(region), True, forms[0]))
 
 

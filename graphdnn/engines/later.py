@@ -75,7 +75,7 @@ class _Convolution(Later):
     def _accepts(self, graph: OperationGraph, region: Region) -> Status:
         node = graph.nodes[region.anchors[0]] if region.kind == self.kind else None
         if node is not None and node.op == "MATMUL":
-            return reject(f"{self.name}: the anchor '{node.name}' of the region does not slide over an image ({node.op})")
+            return reject(f"{self.name}: the anchor '{node.label}' of the region does not slide over an image ({node.op})")
         return super()._accepts(graph, region)
 
 

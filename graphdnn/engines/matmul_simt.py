@@ -55,7 +55,7 @@ class MatmulSimt(Engine):
             return reject(f"{self.name}: the region has no {self.name.split('_')[0]} as its anchor ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if not self._takes(node.op):
-            return reject(f"{self.name}: the anchor '{node.name}' of the region is another op ({node.op})")
+            return reject(f"{self.name}: the anchor '{node.label}' of the region is another op ({node.op})")
         status = fits(lambda: take_apart(graph, region, placeholder(region), False, self._forms(graph, region)[0]))
         return self._accepts_sums(graph, region) if status and region.epilogue_reductions else status
 
@@ -63,7 +63,7 @@ class MatmulSimt(Engine):
         parts = take_apart(graph, region, placeholder(region), False)
         for s, place in zip(parts.sums, parts.places, strict=True):
             if place is None:
-                return reject(f"{self.name}: reduction '{s.node.name}' is not of all results, of columns or of rows", cut=s.node.input_ids[0])
+                return reject(f"{self.name}: reduction '{s.node.label}' is not of all results, of columns or of rows", cut=s.node.input_ids[0])
         return OK
 
     def _candidates(self, graph: OperationGraph, region: Region, device: DeviceProps) -> tuple[Knobs, ...]:

@@ -54,9 +54,9 @@ class MatmulWgmma(Engine):
             return reject(f"matmul_wgmma: the region has no matmul as its anchor ({region.kind})")
         node = graph.nodes[region.anchors[0]]
         if node.op != "MATMUL":
-            return reject(f"matmul_wgmma: the anchor '{node.name}' of the region is another op ({node.op})")
+            return reject(f"matmul_wgmma: the anchor '{node.label}' of the region is another op ({node.op})")
         if node.compute is not data_type.FLOAT:
-            return reject(f"matmul_wgmma: node '{node.name}' computes in {node.compute.name}; wgmma sums bfloat16 and half in FLOAT only")
+            return reject(f"matmul_wgmma: node '{node.label}' computes in {node.compute.name}; wgmma sums bfloat16 and half in FLOAT only")
         for tensor in (graph.tensors[node.input("A")], graph.tensors[node.input("B")]):
             if tensor.dtype not in TYPES:
                 return reject(f"matmul_wgmma: input '{tensor.name}' is {tensor.dtype.name}; wgmma takes {' and '.join(t.name for t in TYPES)} here")

@@ -108,7 +108,7 @@ def _contiguous_bytes(parts: MatmulParts, graph: OperationGraph, column: Var) ->
 
 
 def _sizes(parts: MatmulParts, graph: OperationGraph, region: Region) -> Status:
-    where = f"node '{parts.node.name}'"
+    where = f"node '{parts.node.label}'"
     if parts.reduced == 0:
         return reject(f"matmul_wgmma: {where} has an empty result")
     if parts.k.size == 0:
@@ -186,5 +186,5 @@ def _reduced(graph: OperationGraph, node: Node, dim: tuple[int, ...], swap: bool
             if over[by] and kept[other]:
                 return Reduced("row" if bool(by) != swap else "column", whole_batch)
     return reject(
-        f"matmul_wgmma: reduction '{node.name}' over axes {sorted(axes)} is neither of all results nor of rows or columns", cut=node.input_ids[0]
+        f"matmul_wgmma: reduction '{node.label}' over axes {sorted(axes)} is neither of all results nor of rows or columns", cut=node.input_ids[0]
     )

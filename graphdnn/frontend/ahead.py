@@ -22,8 +22,8 @@ def compile_for(graph: pygraph | str, archs: Sequence[str] | str, modes: Sequenc
     """The plans of a graph for several devices as one file, which ``deserialize`` takes on each of them: it loads the plan for the device at hand.
 
     ``graph``: a pygraph (which is validated and gets its uids) or its JSON text. ``archs``: described GPUs such as "sm_80" and "sm_90a", and "cpu";
-    a list or a text with commas. Needs the compilers, no GPU and no driver. ValidationError for an unknown or repeated architecture,
-    NotSupportedError where no engine takes the graph, BuildError where a compiler is missing.
+    a list or a text with commas. ``modes``: of heuristics, a list or tuple. Needs the compilers, no GPU and no driver. KindError and ValidationError
+    for arguments (an unknown or repeated architecture), NotSupportedError where no engine takes the graph, BuildError where a compiler is missing.
     """
     from graphdnn.plans import serialize
 
@@ -45,7 +45,7 @@ def plans_for(
         graph.deserialize(text)
         graph._device = limited(place, graph._sm_count)
         graph.build_operation_graph()
-        graph.create_execution_plans(list(modes))
+        graph.create_execution_plans(modes)
         graph.check_support()
         tell(f"{graph.get_execution_plan_count()} candidate plans on {place.text}; building the first that builds")
         graph.build_plans()

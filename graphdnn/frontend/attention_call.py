@@ -9,7 +9,7 @@ from graphdnn.errors import BuildError, KindError, ValidationError, explain
 from graphdnn.frontend.declare import Declarations
 from graphdnn.frontend.enums import attention_implementation, diagonal_alignment
 from graphdnn.frontend.score_mod import ScoreTape
-from graphdnn.frontend.tensor import as_integer
+from graphdnn.frontend.tensor import as_integer, as_number
 from graphdnn.frontend.tensor import tensor as Tensor
 from graphdnn.opspecs import registry
 
@@ -51,7 +51,7 @@ class Call:
         elif value is not None:
             if isinstance(value, int) or hasattr(value, "__index__") or not hasattr(value, "__float__") or hasattr(value, "__len__"):
                 raise self.wrong("attn_scale", "a float or a graph tensor", value)
-            self.attrs["attn_scale_value"] = float(value)
+            self.attrs["attn_scale_value"] = as_number(f"node '{self.node}': argument 'attn_scale'", value)
 
     def padding(self, alibi: Any, padding: Any, seq_len_q: Any, seq_len_kv: Any) -> None:
         """Masks that are flags, and the lengths."""
@@ -86,8 +86,11 @@ class Call:
             if len(tensors) == len(value) == len(masked):
                 self.tensors(**{port: ("dropout", t) for port, t in zip(masked, tensors, strict=True)})
                 return
-            if len(value) == 3 and len(tensors) == 2 and value[0] is numbers[0] and _is_number(value[0]):
-                self.attrs["dropout_probability"] = float(value[0])
+            if len(value) == 3 and len(tensors) == 2 and value[0] is numbers[0]:
+                try:
+                    self.attrs["dropout_probability"] = as_number(f"node '{self.node}': the dropout probability", value[0])
+                except KindError as error:  # the frontend's class for it is another one
+                    raise self.wrong("dropout", "a number as probability", value[0]) from error
                 self.tensors(Seed=("dropout", tensors[0]), Offset=("dropout", tensors[1]))
                 return
         expected = f"(probability, seed, offset) or ({', '.join(p.removeprefix('Dropout_') for p in masked)})"
@@ -137,10 +140,6 @@ class Call:
 
 def _ordered(found: Mapping[str, Any], ports: tuple[str, ...]) -> dict[str, Any]:
     return {p: found[p] for p in ports if p in found}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def implementation_name(node: str, value: Any) -> str:

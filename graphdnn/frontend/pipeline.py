@@ -40,7 +40,7 @@ class Pipeline:
         ``buffers``: tensor, uid or name of the graph -> name of a buffer of the pipeline; a tensor that is not in it lies in the buffer of its own
         name; one that nobody has named, in "1/0::OUT_0" of stage 1. By-value tensors have names in the same way. Two graphs that name the same
         buffer share it. BuildError for a graph that is not built, NotSupportedError for one with dims, ValidationError for an unknown tensor or
-        another device than that of the graphs before."""
+        another device than that of the graphs before, or of the handle."""
         from graphdnn.plans import pipeline
 
         if not isinstance(graph, Planning):
@@ -53,9 +53,10 @@ class Pipeline:
             raise NotSupportedError(explain(rule, expected="a graph of fixed shapes", found=f"dims {', '.join(graph.dims)}", fix=fix))
         plan = graph.plan
         plan.kernels  # noqa: B018  raises for a plan that is not built
-        if self._stages and _place(plan.device) != _place(self.device):
-            rule, fix = "the graphs of a pipeline run on one device", "build the graph for that device, or make two pipelines"
-            raise ValidationError(explain(rule, expected=self.device.text, found=plan.device.text, fix=fix))
+        there = self.device if self._stages else plan.device if self._handle is None else self._handle.device
+        if _place(plan.device) != _place(there):
+            rule, fix = "the graphs of a pipeline, and its handle, are of one device", "build the graph for that device, or make two pipelines"
+            raise ValidationError(explain(rule, expected=there.text, found=plan.device.text, fix=fix))
         self._stages.append(pipeline.stage(plan, buffers or {}, len(self._stages)))
         self._program = self._captured = None
         return self
@@ -162,11 +163,14 @@ class Pipeline:
         """The built pipeline that :meth:`serialize` wrote, ready to execute; needs no compiler where a plan from a file needs none.
 
         ``handle``, or ``device`` ("cuda:1"): where it will run; by default a device of the kind that it was built for. SerializationError for damaged
-        data, another version, or a device that its plans do not run on."""
+        data, another version, or a device that its plans do not run on; ValidationError for a handle of another device than ``device``."""
         from graphdnn.plans import pipeline_file
 
-        made = cls(handle=handle)
-        place = made._handle.device if made._handle is not None else None if device is None else resolve_device(device)
+        made, place = cls(handle=handle), None if device is None else resolve_device(device)
+        if made._handle is not None:
+            if place is not None and _place(place) != _place(made._handle.device):
+                raise ValidationError(explain("the handle and the device disagree", expected=place.text, found=made._handle.device.text))
+            place = made._handle.device
         made.name, made._stages, keep = pipeline_file.load(plan_bytes(data), place)
         try:
             return made.build(keep)

@@ -92,7 +92,7 @@ class ScoreTape:
         mode, output = node.attrs.get("mode"), node.outputs.get("OUT_0")
         if node.op != "POINTWISE" or not isinstance(mode, str) or output is None:
             text = f"{what} made an op that is not pointwise"
-            raise NotSupportedError(explain(text, node=node.name, expected="pointwise ops alone", found=node.op))
+            raise NotSupportedError(explain(text, node=node.label, expected="pointwise ops alone", found=node.op))
         self._check_types(what, node, mode, output.dtype)
         inputs = tuple(self._known.get(t) or self._outside(t) for t in _tensors(node.inputs.values()))
         if mode == "GEN_INDEX":
@@ -104,9 +104,9 @@ class ScoreTape:
         axis = node.attrs["axis"]
         if score_steps.parsed(inputs[0])[0] in ("number", "tensor"):
             text = f"{what} asks for indices of another tensor than the scores"
-            raise NotSupportedError(explain(text, node=node.name, expected="gen_index of the scores or of what is made of them", found=inputs[0]))
+            raise NotSupportedError(explain(text, node=node.label, expected="gen_index of the scores or of what is made of them", found=inputs[0]))
         if not -4 <= axis < 4:
-            raise ValidationError(explain("axis is out of range", node=node.name, expected="-4..3: batch, head, row, column", found=axis))
+            raise ValidationError(explain("axis is out of range", node=node.label, expected="-4..3: batch, head, row, column", found=axis))
         node.attrs["axis"] = axis % 4
 
     def _check_types(self, what: str, node: NodeDecl, mode: str, dtype: data_type) -> None:
@@ -118,7 +118,7 @@ class ScoreTape:
         for word, found, allowed in (("data type", dtype, stored), ("compute type", node.compute, compute)):
             if found not in allowed:
                 text = f"{what} rounds a value: the {word} of {mode} is not that of the scores"
-                raise NotSupportedError(explain(text, node=node.name, expected=", ".join(d.name for d in allowed), found=found.name))
+                raise NotSupportedError(explain(text, node=node.label, expected=", ".join(d.name for d in allowed), found=found.name))
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

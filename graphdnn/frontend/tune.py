@@ -64,7 +64,7 @@ class Tuning(Planning):
         *,
         workspace_limit: int | None = None,
         iterations: int = 20,
-        candidates: int = 32,
+        candidates: int | None = None,
         workers: int | None = None,
         timeout_s: float = 120.0,
         reuse: bool = True,
@@ -73,9 +73,10 @@ class Tuning(Planning):
 
         ``pack``: what ``execute`` takes, copied, so that nothing of it is written; None: random inputs. ``workspace``: memory to run in, which bounds
         what a plan may need; None: memory of its own. ``workspace_limit``: bytes that a plan may need. ``iterations``: rounds of the last stage;
-        ``candidates``: how many plans are tried, the best guesses first. ``workers``: processes that build plans and run them for the first time
-        (None: one for each processor, 8 at most; 0: none, and a plan that crashes ends this process); a plan that takes one longer than
-        ``timeout_s`` is dropped. ``reuse``: take what the tuning database knows, without timing.
+        ``candidates``: how many plans are tried, the best guesses first (None: 32). ``workers``: processes that build plans and run them for the
+        first time (None: one for each processor, 8 at most; 0: none, and a plan that crashes ends this process); a plan that takes one longer than
+        ``timeout_s`` is dropped. ``reuse``: take what the tuning database knows, without timing; not what a run says that left out plans which this
+        one would try (``candidates`` None takes a run of any number).
 
         The heuristic's plan is kept unless another one is faster by more than noise. The result goes to the tuning database. In deterministic mode
         nothing is timed. A graph with dims is tuned at their hints. Makes plans by heuristics first if there are none. NotSupportedError for the
@@ -89,7 +90,7 @@ class Tuning(Planning):
         options = tuner.Options(
             workspace_limit=None if workspace_limit is None else as_integer("workspace_limit", workspace_limit),
             iterations=as_integer("iterations", iterations),
-            candidates=as_integer("candidates", candidates),
+            candidates=None if candidates is None else as_integer("candidates", candidates),
             workers=None if workers is None else as_integer("workers", workers),
             timeout_s=as_number("timeout_s", timeout_s),
             reuse=bool(reuse),

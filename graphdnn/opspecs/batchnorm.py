@@ -34,13 +34,13 @@ def _infer_running(node: NodeDecl, dim: Dims) -> None:
     if 0 < len(given) < len(RUNNING):
         missing = ", ".join(p.lower() for p in RUNNING if p not in given)
         rule, found = f"running statistics without {missing}", ", ".join(given).lower()
-        raise ValidationError(explain(rule, node=node.name, expected=wanted, found=found, fix="give all three, or none"))
+        raise ValidationError(explain(rule, node=node.label, expected=wanted, found=found, fix="give all three, or none"))
     if given:
         for port in RUNNING[:2]:
             rules.equal(node, port, dim, _CHANNELS)
         rules.give_channels_last(node, NEXT, dim)
     elif any(p in node.outputs for p in NEXT):
-        raise ValidationError(explain("there are no running statistics to go on from", node=node.name, expected=wanted, found="none"))
+        raise ValidationError(explain("there are no running statistics to go on from", node=node.label, expected=wanted, found="none"))
 
 
 def _expand_running(e: Expansion, mean: TensorDecl, variance: TensorDecl, unbias: TensorDecl, momentum: TensorDecl) -> None:

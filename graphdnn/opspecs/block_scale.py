@@ -45,7 +45,7 @@ def _up(extent: int, multiple: int) -> int:
 def _whole(node: NodeDecl, what: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise ValidationError(explain(f"{what} not set or not positive", node=node.name, expected="an integer >= 1", found=value))
+    raise ValidationError(explain(f"{what} not set or not positive", node=node.label, expected="an integer >= 1", found=value))
 
 
 def _divides(node: NodeDecl, x: TensorDecl, axis: int, block: int) -> int:
@@ -54,7 +54,7 @@ def _divides(node: NodeDecl, x: TensorDecl, axis: int, block: int) -> int:
     if extent % block:
         rule = f"the block size does not divide the extent: there are {extent} // {block} scales, and none for the last {extent % block} elements"
         expected = f"a block size that divides {extent}, the extent of axis {axis}"
-        raise ValidationError(explain(rule, node=node.name, tensor=x.name, expected=expected, found=block))
+        raise ValidationError(explain(rule, node=node.label, tensor=x.name, expected=expected, found=block))
     return extent // block
 
 
@@ -63,7 +63,7 @@ def _tile_axes(node: NodeDecl, t: TensorDecl, axis: int, rank: int) -> int:
     if rank >= 2 and axis >= rank - 2:
         return 2 * rank - 3 - axis
     rule = f"{REORDERED} scales belong to one of the last two axes"
-    raise NotSupportedError(explain(rule, node=node.name, tensor=t.name, expected=f"axis {rank - 2} or {rank - 1} of {rank}", found=axis))
+    raise NotSupportedError(explain(rule, node=node.label, tensor=t.name, expected=f"axis {rank - 2} or {rank - 1} of {rank}", found=axis))
 
 
 def _tiled(dim: Dims, stride: Dims, rows: int, columns: int) -> Placement:
@@ -114,7 +114,7 @@ def _infer_dequantize(node: NodeDecl) -> None:
     if len(counts) != len(dim) or not sizes or len(sizes) > len(dim):
         rule, expected = "descale and block_size follow the dims of the input", f"a descale of rank {len(dim)}, at most {len(dim)} block sizes"
         found = f"a descale of rank {len(counts)}, block_size {list(sizes)}"
-        raise ValidationError(explain(rule, node=node.name, tensor=scale.name, expected=expected, found=found))
+        raise ValidationError(explain(rule, node=node.label, tensor=scale.name, expected=expected, found=found))
     blocks = _aligned(dim, counts, sizes)
     for a, b in enumerate(blocks):
         wanted = -(-dim[a] // b)
@@ -122,7 +122,7 @@ def _infer_dequantize(node: NodeDecl) -> None:
         if counts[a] != wanted and (a < len(dim) - 2 or counts[a] != _up(wanted, multiple)):
             rule, found = f"the descale does not fit the input along axis {a}", f"{counts[a]} scales"
             expected = f"{wanted} scales for {dim[a]} elements in blocks of {b}"
-            raise ValidationError(explain(rule, node=node.name, tensor=scale.name, expected=expected, found=found))
+            raise ValidationError(explain(rule, node=node.label, tensor=scale.name, expected=expected, found=found))
     node.attrs["block_size"] = blocks
     if scale.reordering == REORDERED and not scale.virtual:
         columns = max((a for a, b in enumerate(blocks) if b > 1), default=len(dim) - 1)
@@ -147,7 +147,7 @@ def _plain(node: NodeDecl, scale: TensorDecl) -> None:
     if before == REORDERED and not scale.virtual:
         if info(scale.dtype).bits != 8:
             rule = f"{REORDERED} is an order of bytes"
-            raise NotSupportedError(explain(rule, node=node.name, tensor=scale.name, expected="an 8-bit scale", found=scale.dtype.name))
+            raise NotSupportedError(explain(rule, node=node.label, tensor=scale.name, expected="an 8-bit scale", found=scale.dtype.name))
         scale.reordering = "NONE"
     try:
         shapes.check_plain(node)
@@ -159,7 +159,7 @@ def _check_scale(node: NodeDecl, scale: TensorDecl) -> None:
     _plain(node, scale)
     if info(scale.dtype).kind != "f" or info(scale.dtype).bits < 8:
         raise ValidationError(
-            explain("a scale is a float", node=node.name, tensor=scale.name, expected="FP8_E8M0, FP8_E4M3, FLOAT, ...", found=scale.dtype.name)
+            explain("a scale is a float", node=node.label, tensor=scale.name, expected="FP8_E8M0, FP8_E4M3, FLOAT, ...", found=scale.dtype.name)
         )
 
 
@@ -170,7 +170,7 @@ def _check_quantize(node: NodeDecl) -> None:
         expected = "FP8_E4M3, FP8_E5M2, FP4_E2M1, INT8 or INT4"
         fix = "set_data_type on the first result"
         raise ValidationError(
-            explain("a quantized tensor has a small type", node=node.name, tensor=y.name, expected=expected, found=y.dtype.name, fix=fix)
+            explain("a quantized tensor has a small type", node=node.label, tensor=y.name, expected=expected, found=y.dtype.name, fix=fix)
         )
 
 

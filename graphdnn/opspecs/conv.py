@@ -60,7 +60,7 @@ def groups_of(image: Dims, weight: Dims) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------------------------------- infer
 def _refuse(node: NodeDecl, rule: str, expected: object, found: object, tensor: TensorDecl | None = None, fix: str | None = None) -> ValidationError:
-    return ValidationError(explain(rule, node=node.name, tensor=tensor.name if tensor else None, expected=expected, found=found, fix=fix))
+    return ValidationError(explain(rule, node=node.label, tensor=tensor.name if tensor else None, expected=expected, found=found, fix=fix))
 
 
 def _motion(node: NodeDecl, rank: int) -> Motion:

@@ -20,13 +20,13 @@ def _infer(node: NodeDecl) -> None:
     for t in (a, b):
         if len(shapes.dims(t)) < 2:
             found = f"dims {list(shapes.dims(t))}"
-            raise ValidationError(explain("matmul needs matrices", node=node.name, tensor=t.name, expected="rank >= 2", found=found))
+            raise ValidationError(explain("matmul needs matrices", node=node.label, tensor=t.name, expected="rank >= 2", found=found))
     left, right = shapes.dims(a), shapes.dims(b)
     if left[-1] != right[-2]:
         raise ValidationError(
             explain(
                 f"K differs: the last dim of '{a.name}' and the last but one of '{b.name}'",
-                node=node.name,
+                node=node.label,
                 expected=f"dims (..., M, {left[-1]}) and (..., {left[-1]}, N)",
                 found=f"'{a.name}' {list(left)} and '{b.name}' {list(right)}",
                 fix=f"transpose '{b.name}'" if left[-1] == right[-1] else None,
@@ -37,7 +37,7 @@ def _infer(node: NodeDecl) -> None:
         raise ValidationError(
             explain(
                 f"batch dims of '{a.name}' and '{b.name}' cannot be broadcast together: batch axis {batch} differs",
-                node=node.name,
+                node=node.label,
                 expected="equal extents, or 1 on one side, from the right",
                 found=f"'{a.name}' {list(left)} and '{b.name}' {list(right)}",
             )

@@ -41,7 +41,7 @@ def _matrix(node: NodeDecl, port: str, lead: int | None = 1) -> Dims:
     dim = shapes.dims(t)
     if len(dim) != 3 or lead not in (None, dim[0]):
         expected = f"dims [{'E' if lead is None else lead}, rows, columns]"
-        raise ValidationError(explain(f"{port} is not a stack of matrices", node=node.name, tensor=t.name, expected=expected, found=list(dim)))
+        raise ValidationError(explain(f"{port} is not a stack of matrices", node=node.label, tensor=t.name, expected=expected, found=list(dim)))
     return dim
 
 
@@ -52,12 +52,12 @@ def _listed(node: NodeDecl, port: str, count: int | None, of: str) -> int:
     found = math.prod(dim)
     if sum(d != 1 for d in dim) > 1 or count not in (None, found):
         expected = f"one entry for each of {count} {of}" if count is not None else "one dim that is not 1"
-        raise ValidationError(explain(f"{port} is not one list", node=node.name, tensor=t.name, expected=expected, found=list(dim)))
+        raise ValidationError(explain(f"{port} is not one list", node=node.label, tensor=t.name, expected=expected, found=list(dim)))
     return found
 
 
 def _refuse(node: NodeDecl, rule: str, expected: str, found: object) -> ValidationError:
-    return ValidationError(explain(rule, node=node.name, expected=expected, found=found))
+    return ValidationError(explain(rule, node=node.label, expected=expected, found=found))
 
 
 def _some(node: NodeDecl, experts: int) -> None:
@@ -109,14 +109,14 @@ def _check(node: NodeDecl) -> None:
         t = node.inputs.get(port)
         if t is not None and t.dtype not in _INDEX_TYPES:
             expected = " or ".join(d.name for d in _INDEX_TYPES)
-            raise NotSupportedError(explain(f"{port} must be integers", node=node.name, tensor=t.name, expected=expected, found=t.dtype.name))
+            raise NotSupportedError(explain(f"{port} must be integers", node=node.label, tensor=t.name, expected=expected, found=t.dtype.name))
     _check_values(node, [t for p, t in node.inputs.items() if t.by_value or t.constant])
 
 
 def _check_values(node: NodeDecl, scalars: list[TensorDecl]) -> None:
     if scalars:
         rule, fix = "a grouped matmul reads its inputs from memory", "give a tensor that is not passed by value"
-        raise NotSupportedError(explain(rule, node=node.name, tensor=scalars[0].name, fix=fix))
+        raise NotSupportedError(explain(rule, node=node.label, tensor=scalars[0].name, fix=fix))
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------ references

@@ -27,7 +27,7 @@ def _reshape_infer(node: NodeDecl) -> None:
     shapes.require(node, ("X",), ("Y",))
     mode = node.attrs.get("reshape_mode")
     if mode not in (None, "VIEW_ONLY", "LOGICAL"):
-        raise ValidationError(explain("reshape_mode not known", node=node.name, expected="VIEW_ONLY or LOGICAL", found=mode))
+        raise ValidationError(explain("reshape_mode not known", node=node.label, expected="VIEW_ONLY or LOGICAL", found=mode))
     x, y = node.inputs["X"], node.outputs["Y"]
     source = shapes.dims(x)
     wanted = node.attrs.get("dim") or y.dim
@@ -35,7 +35,7 @@ def _reshape_infer(node: NodeDecl) -> None:
         raise ValidationError(
             explain(
                 "the dims of a reshape cannot be inferred",
-                node=node.name,
+                node=node.label,
                 tensor=y.name,
                 expected=f"dims with {math.prod(source)} elements",
                 fix="call set_dim on the output",
@@ -56,7 +56,7 @@ def _filled(node: NodeDecl, dim: Dims, source: Dims, y: TensorDecl) -> Dims:
         raise ValidationError(
             explain(
                 "a reshape keeps the number of elements",
-                node=node.name,
+                node=node.label,
                 tensor=y.name,
                 expected=f"dims with {count} elements, like {list(source)}",
                 found=f"{list(dim)} with {math.prod(dim)}" if all(d >= 0 for d in dim) else list(dim),
@@ -79,7 +79,7 @@ def _reshape_check(node: NodeDecl) -> None:
         raise ValidationError(
             explain(
                 "a reshape keeps the row-major order of the elements and cannot reorder memory by its strides",
-                node=node.name,
+                node=node.label,
                 tensor=y.name,
                 expected=f"strides {list(rows)}, or none set",
                 found=list(stride),
@@ -101,7 +101,7 @@ def _transpose_infer(node: NodeDecl) -> None:
     order = tuple(p % rank for p in given or () if isinstance(p, int) and -rank <= p < rank)
     if given is None or len(given) != rank or set(order) != set(range(rank)):
         expected, found = f"each of 0..{rank - 1} once", None if given is None else list(given)
-        raise BuildError(explain("not a permutation of the input's dims", node=node.name, tensor=x.name, expected=expected, found=found))
+        raise BuildError(explain("not a permutation of the input's dims", node=node.label, tensor=x.name, expected=expected, found=found))
     node.attrs["permutation"] = order
     shapes.give(node, "Y", tuple(dim[p] for p in order), lambda: tuple(stride[p] for p in order))
 
@@ -119,16 +119,16 @@ def _slice_infer(node: NodeDecl) -> None:
     steps = tuple(node.attrs.get("slice_strides") or (1,) * len(slices))
     if len(slices) != len(dim) or len(steps) != len(dim):
         expected, found = f"{len(dim)} slices", f"{len(slices)} slices with {len(steps)} steps"
-        raise ValidationError(explain("slice needs one slice for every dim", node=node.name, tensor=x.name, expected=expected, found=found))
+        raise ValidationError(explain("slice needs one slice for every dim", node=node.label, tensor=x.name, expected=expected, found=found))
     bounds = []
     for a, ((start, end), step, d) in enumerate(zip(slices, steps, dim, strict=True)):
         if step < 1:
             rule = f"the slice of axis {a} must go forward"
-            raise ValidationError(explain(rule, node=node.name, tensor=x.name, expected="a step >= 1", found=step))
+            raise ValidationError(explain(rule, node=node.label, tensor=x.name, expected="a step >= 1", found=step))
         first, last, _ = slice(start, end, step).indices(d)
         if first >= last and d:
             rule, found = f"the slice of axis {a} is empty", f"[{start}:{end}] of an extent of {d}"
-            raise ValidationError(explain(rule, node=node.name, tensor=x.name, expected="at least one element", found=found))
+            raise ValidationError(explain(rule, node=node.label, tensor=x.name, expected="at least one element", found=found))
         bounds.append((first, max(first, last)))
     node.attrs |= {"slices": tuple(bounds), "slice_strides": steps}
     extents = tuple(len(range(*b, step)) for b, step in zip(bounds, steps, strict=True))
@@ -143,7 +143,7 @@ def _slice_reference(node: Node, dims: list[Dims], arrays: list[Any]) -> list[An
 # ----------------------------------------------------------------------------------------------------------------------------------- CONCATENATE
 def _concatenate_infer(node: NodeDecl) -> None:
     if not node.inputs:
-        raise ValidationError(explain("concatenate needs inputs", node=node.name, expected="at least one tensor", found="none"))
+        raise ValidationError(explain("concatenate needs inputs", node=node.label, expected="at least one tensor", found="none"))
     ports = tuple(str(i) for i in range(len(node.inputs)))
     shapes.require(node, ports, ("Y",))
     parts = [node.inputs[p] for p in ports]
@@ -151,14 +151,14 @@ def _concatenate_infer(node: NodeDecl) -> None:
     axis = shapes.axis(node, "axis", node.attrs.get("axis"), parts[0], error=BuildError)
     place = node.attrs.get("in_place_index")
     if place is not None and not 0 <= place < len(parts):
-        raise ValidationError(explain("in_place_index is out of range", node=node.name, expected=f"0..{len(parts) - 1}", found=place))
+        raise ValidationError(explain("in_place_index is out of range", node=node.label, expected=f"0..{len(parts) - 1}", found=place))
     for t in parts[1:]:
         other = shapes.dims(t)
         if len(other) != len(first) or any(a != axis and m != n for a, (n, m) in enumerate(zip(first, other, strict=True))):
             raise ValidationError(
                 explain(
                     f"the inputs differ in another axis than axis {axis}",
-                    node=node.name,
+                    node=node.label,
                     tensor=t.name,
                     expected=f"dims like those of '{parts[0].name}', {list(first)}, but for axis {axis}",
                     found=list(other),

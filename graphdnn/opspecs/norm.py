@@ -59,7 +59,7 @@ def infer_backward(family: Family, node: NodeDecl, optional: tuple[str, ...] = (
 def _infer_forward(family: Family, node: NodeDecl) -> None:
     if node.attrs.get("forward_phase") not in PHASES:
         rule, expected = "forward phase not set", "norm_forward_phase." + " or .".join(PHASES)
-        raise ValidationError(explain(rule, node=node.name, expected=expected, found=node.attrs.get("forward_phase")))
+        raise ValidationError(explain(rule, node=node.label, expected=expected, found=node.attrs.get("forward_phase")))
     infer_forward(family, node)
 
 

@@ -101,7 +101,7 @@ def fit(node: NodeDecl, port: str, target: Dims, what: str) -> None:
     found = shapes.dims(t)
     if len(found) > len(target) or any(d not in (1, m) for d, m in zip(padded(found, len(target)), target, strict=True)):
         rule, expected = f"{port.lower()} does not fit the input", f"{what}: {list(target)}, or 1"
-        raise ValidationError(explain(rule, node=node.name, tensor=t.name, expected=expected, found=list(found)))
+        raise ValidationError(explain(rule, node=node.label, tensor=t.name, expected=expected, found=list(found)))
 
 
 def equal(node: NodeDecl, port: str, target: Dims, what: str) -> None:
@@ -109,7 +109,7 @@ def equal(node: NodeDecl, port: str, target: Dims, what: str) -> None:
     t = node.inputs[port]
     if len(shapes.dims(t)) > len(target) or padded(shapes.dims(t), len(target)) != tuple(target):
         rule = f"{port.lower()} does not fit the input"
-        raise ValidationError(explain(rule, node=node.name, tensor=t.name, expected=f"{what}: {list(target)}", found=list(shapes.dims(t))))
+        raise ValidationError(explain(rule, node=node.label, tensor=t.name, expected=f"{what}: {list(target)}", found=list(shapes.dims(t))))
 
 
 def single(node: NodeDecl, *ports: str) -> None:
@@ -118,7 +118,7 @@ def single(node: NodeDecl, *ports: str) -> None:
         t = node.inputs.get(port)
         if t is not None and math.prod(shapes.dims(t)) != 1:
             found = list(shapes.dims(t))
-            raise ValidationError(explain(f"{port.lower()} is one number", node=node.name, tensor=t.name, expected="dims of ones", found=found))
+            raise ValidationError(explain(f"{port.lower()} is one number", node=node.label, tensor=t.name, expected="dims of ones", found=found))
 
 
 def input_dims(node: NodeDecl, rank: int) -> Dims:
@@ -127,7 +127,7 @@ def input_dims(node: NodeDecl, rank: int) -> Dims:
     if len(shapes.dims(x)) < rank:
         expected = f"rank >= {rank}" + (", channels at axis 1" if rank > 1 else "")
         rule = f"{node.op.lower()} needs more dims"
-        raise ValidationError(explain(rule, node=node.name, tensor=x.name, expected=expected, found=list(shapes.dims(x))))
+        raise ValidationError(explain(rule, node=node.label, tensor=x.name, expected=expected, found=list(shapes.dims(x))))
     return shapes.dims(x)
 
 
@@ -135,7 +135,7 @@ def groups_of(node: NodeDecl, channels: int, groups: object) -> int:
     """``groups``, if it divides the channels. ValidationError otherwise."""
     if not isinstance(groups, int) or groups < 1 or channels % groups:
         expected, found = f"a divisor of the {channels} channels", groups
-        raise ValidationError(explain("the channels do not fall into groups", node=node.name, expected=expected, found=found))
+        raise ValidationError(explain("the channels do not fall into groups", node=node.label, expected=expected, found=found))
     return groups
 
 
@@ -159,7 +159,7 @@ def statistics(node: NodeDecl, family: Family, groups: int = 1) -> Dims:
 
 
 def _refused(node: NodeDecl, rule: str, expected: str, found: object) -> ValidationError:
-    return ValidationError(explain(rule, node=node.name, tensor=node.inputs["X"].name, expected=expected, found=found))
+    return ValidationError(explain(rule, node=node.label, tensor=node.inputs["X"].name, expected=expected, found=found))
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------ outputs
@@ -197,7 +197,7 @@ def give_gradients(node: NodeDecl, family: Family) -> None:
             if len(own) != len(x) or not _holds(own, scale) or not _holds(x, own):
                 expected = f"dims of scale, {list(scale)}; an extent may be that of the input, {list(x)}"
                 rule = f"{port.lower()} cannot have these dims"
-                raise ValidationError(explain(rule, node=node.name, tensor=t.name, expected=expected, found=list(t.dim)))
+                raise ValidationError(explain(rule, node=node.label, tensor=t.name, expected=expected, found=list(t.dim)))
             dim = tuple(t.dim)
         order = None if family.row_major else layout.channels_last_order(len(dim))
         shapes.give(node, port, dim, lambda dim=dim, order=order: layout.packed(dim, order))  # type: ignore[misc]

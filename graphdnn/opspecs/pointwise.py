@@ -309,7 +309,7 @@ def row_of(node: NodeDecl | Node) -> PointwiseOp:
     mode = node.attrs.get("mode") if isinstance(node, NodeDecl) else node.attr("mode")
     row = POINTWISE.get(mode) if isinstance(mode, str) else None
     if row is None:
-        raise ValidationError(explain("pointwise mode not set or not known", node=node.name, expected="one of " + ", ".join(POINTWISE), found=mode))
+        raise ValidationError(explain("pointwise mode not set or not known", node=node.label, expected="one of " + ", ".join(POINTWISE), found=mode))
     return row
 
 
@@ -320,7 +320,7 @@ def _infer(node: NodeDecl) -> None:
     extra = [p for p in node.inputs if p not in ports]
     if extra:
         rule, found = f"{row.mode} takes {len(ports)} operands", ", ".join(node.inputs)
-        raise ValidationError(explain(rule, node=node.name, expected=", ".join(ports), found=found))
+        raise ValidationError(explain(rule, node=node.label, expected=", ".join(ports), found=found))
     operands = [node.inputs[p] for p in ports]
     if "axis" in row.attrs:
         node.attrs["axis"] = shapes.axis(node, "axis", node.attrs.get("axis"), operands[0])

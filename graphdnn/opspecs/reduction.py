@@ -110,7 +110,7 @@ def _mode(node: NodeDecl) -> ReductionOp | None:
         return None
     row = REDUCTION.get(mode) if isinstance(mode, str) else None
     if row is None:
-        raise ValidationError(explain("reduction mode not known", node=node.name, expected="one of " + ", ".join(REDUCTION), found=mode))
+        raise ValidationError(explain("reduction mode not known", node=node.label, expected="one of " + ", ".join(REDUCTION), found=mode))
     return row
 
 
@@ -122,7 +122,7 @@ def _infer(node: NodeDecl) -> None:
     if node.attrs.get("axes") is not None:
         axes = [shapes.axis(node, "reduction axis", a, x) for a in node.attrs["axes"]]
         if len(set(axes)) != len(axes):
-            raise ValidationError(explain("an axis is named twice", node=node.name, expected="different axes", found=list(node.attrs["axes"])))
+            raise ValidationError(explain("an axis is named twice", node=node.label, expected="different axes", found=list(node.attrs["axes"])))
         node.attrs["axes"] = tuple(sorted(axes))
         keep = bool(node.attrs.get("keepdim", False))
         dim = tuple(1 if a in axes else d for a, d in enumerate(source) if keep or a not in axes)
@@ -132,7 +132,7 @@ def _infer(node: NodeDecl) -> None:
             raise ValidationError(
                 explain(
                     "the output of a reduction has the input's dims, or 1 where it reduces",
-                    node=node.name,
+                    node=node.label,
                     tensor=y.name,
                     expected=f"rank {len(source)}, every extent 1 or that of {list(source)}",
                     found=list(dim),
@@ -146,14 +146,14 @@ def _check(node: NodeDecl) -> None:
     shapes.check_plain(node)
     row = _mode(node)
     if row is None:
-        raise BuildError(explain("reduction mode not set", node=node.name, expected="one of " + ", ".join(REDUCTION), found="NOT_SET"))
+        raise BuildError(explain("reduction mode not set", node=node.label, expected="one of " + ", ".join(REDUCTION), found="NOT_SET"))
     x, y = shapes.dims(node.inputs["X"]), shapes.dims(node.outputs["Y"])
     count = math.prod(x[a] for a in reduced_axes(node.attrs, x, y))
     if count == 0 and row.empty is None and 0 not in y and info(row.carrier(compute_carrier(node.compute))).kind != "f":
         raise ValidationError(
             explain(
                 f"{row.mode} of no elements has no value in an integer type",
-                node=node.name,
+                node=node.label,
                 tensor=node.inputs["X"].name,
                 expected="at least one element along every reduced axis",
                 found=f"dims {list(x)} reduced to {list(y)}",

@@ -37,7 +37,7 @@ ATTRIBUTES = ("mode", "window", "ratio", "pre_padding", "post_padding")
 
 # ----------------------------------------------------------------------------------------------------------------------------------------- infer
 def _refuse(node: NodeDecl, rule: str, expected: object, found: object, tensor: TensorDecl | None = None, fix: str | None = None) -> ValidationError:
-    return ValidationError(explain(rule, node=node.name, tensor=tensor.name if tensor else None, expected=expected, found=found, fix=fix))
+    return ValidationError(explain(rule, node=node.label, tensor=tensor.name if tensor else None, expected=expected, found=found, fix=fix))
 
 
 def _settle(node: NodeDecl, image: TensorDecl, out: TensorDecl) -> Sampling:

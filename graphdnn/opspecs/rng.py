@@ -71,7 +71,8 @@ def row_of(node: NodeDecl | Node) -> Distribution:
     name = node.attrs.get("distribution") if isinstance(node, NodeDecl) else node.attr("distribution")
     row = DISTRIBUTIONS.get(name) if isinstance(name, str) else None
     if row is None:
-        raise ValidationError(explain("distribution not set or not known", node=node.name, expected="one of " + ", ".join(DISTRIBUTIONS), found=name))
+        expected = "one of " + ", ".join(DISTRIBUTIONS)
+        raise ValidationError(explain("distribution not set or not known", node=node.label, expected=expected, found=name))
     return row
 
 
@@ -82,13 +83,13 @@ def _infer(node: NodeDecl) -> None:
     wanted = node.attrs.get("dim") if node.attrs.get("dim") is not None else y.dim
     if wanted is None:
         raise ValidationError(
-            explain("the dims of random numbers cannot be inferred", node=node.name, tensor=y.name, expected="dims", fix="give dim=, or call set_dim")
+            explain("dims of random numbers cannot be inferred", node=node.label, tensor=y.name, expected="dims", fix="give dim=, or call set_dim")
         )
     for port in ("Seed", "Offset"):
         t = node.inputs[port]
         if math.prod(shapes.dims(t)) != 1:
             raise ValidationError(
-                explain(f"{port.lower()} is one number", node=node.name, tensor=t.name, expected="one element", found=list(shapes.dims(t)))
+                explain(f"{port.lower()} is one number", node=node.label, tensor=t.name, expected="one element", found=list(shapes.dims(t)))
             )
     _check_numbers(node, row)
     dim = tuple(wanted)
@@ -100,15 +101,15 @@ def _check_numbers(node: NodeDecl, row: Distribution) -> None:
     for name, default in row.attrs.items():
         value = node.attrs.get(name)
         if value is None and default is None or value is not None and not math.isfinite(value):
-            raise ValidationError(explain(f"{name} must be a number", node=node.name, expected="a finite number", found=value))
+            raise ValidationError(explain(f"{name} must be a number", node=node.label, expected="a finite number", found=value))
     p, deviation = node.attrs.get("bernoulli_probability"), node.attrs.get("normal_standard_deviation")
     if p is not None and not 0 <= p <= 1:
-        raise ValidationError(explain("a probability is out of range", node=node.name, expected="0 <= bernoulli_probability <= 1", found=p))
+        raise ValidationError(explain("a probability is out of range", node=node.label, expected="0 <= bernoulli_probability <= 1", found=p))
     if deviation is not None and deviation < 0:
-        raise ValidationError(explain("a standard deviation is negative", node=node.name, expected="0 or more", found=deviation))
+        raise ValidationError(explain("a standard deviation is negative", node=node.label, expected="0 or more", found=deviation))
     low, high = (node.attrs.get(n) for n in ("uniform_minimum", "uniform_maximum"))
     if (low or 0.0) > (1.0 if high is None else high):
-        raise ValidationError(explain("the bounds are swapped", node=node.name, expected="minimum <= maximum", found=f"{low} and {high}"))
+        raise ValidationError(explain("the bounds are swapped", node=node.label, expected="minimum <= maximum", found=f"{low} and {high}"))
 
 
 def _check(node: NodeDecl) -> None:
@@ -117,7 +118,7 @@ def _check(node: NodeDecl) -> None:
         t = node.inputs[port]
         if t.dtype not in (data_type.INT32, data_type.INT64):
             raise NotSupportedError(
-                explain(f"{port.lower()} must be an integer", node=node.name, tensor=t.name, expected="INT32 or INT64", found=t.dtype.name)
+                explain(f"{port.lower()} must be an integer", node=node.label, tensor=t.name, expected="INT32 or INT64", found=t.dtype.name)
             )
 
 
@@ -130,7 +131,7 @@ def _check_finite(node: NodeDecl) -> None:
     for name, value in row.values(node.attrs, compute).items():
         if not math.isfinite(value):
             rule, given = f"the {name} of the random numbers is out of range", {n: node.attrs.get(n) for n in row.attrs}
-            raise ValidationError(explain(rule, node=node.name, expected=f"a finite number in {compute.name}", found=given))
+            raise ValidationError(explain(rule, node=node.label, expected=f"a finite number in {compute.name}", found=given))
 
 
 def numbers(node: Node, dim: Dims, seed: Array, offset: Array) -> Array:

@@ -64,7 +64,7 @@ def _same(node: NodeDecl, port: str, allowed: tuple[Dims, ...]) -> None:
     t = node.inputs[port]
     if shapes.dims(t) not in allowed:
         expected = "dims " + " or ".join(str(list(d)) for d in allowed)
-        raise ValidationError(explain(f"{port.lower()} does not fit", node=node.name, tensor=t.name, expected=expected, found=list(shapes.dims(t))))
+        raise ValidationError(explain(f"{port.lower()} does not fit", node=node.label, tensor=t.name, expected=expected, found=list(shapes.dims(t))))
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------- expansion

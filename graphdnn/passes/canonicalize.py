@@ -57,7 +57,7 @@ def _topological(nodes: Sequence[NodeDecl]) -> list[NodeDecl]:
                 raise ValidationError(
                     explain(
                         "a tensor has one producer",
-                        node=n.name,
+                        node=n.label,
                         tensor=t.name,
                         expected="one node that writes it",
                         found=f"also node '{nodes[producer[t]].name}'",

@@ -53,7 +53,7 @@ def carrier(node: NodeDecl) -> data_type:
         found = compute_carrier(node.compute)
     except NotSupportedError:
         expected = "FLOAT, DOUBLE, INT32, INT64 or a type that is calculated in one of them"
-        raise NotSupportedError(explain("compute data type", node=node.name, expected=expected, found=node.compute.name)) from None
+        raise NotSupportedError(explain("compute data type", node=node.label, expected=expected, found=node.compute.name)) from None
     if node.compute is data_type.BOOLEAN:
         kinds = [t.dtype for t in node.inputs.values()]
         found = default_compute(kinds) if any(info(d).kind == "f" for d in kinds) else found
@@ -63,7 +63,7 @@ def carrier(node: NodeDecl) -> data_type:
 def _check_dtype(node: NodeDecl, t: TensorDecl) -> None:
     if t.dtype is data_type.NOT_SET:
         fix = "set_data_type, or give the graph io_data_type and intermediate_data_type"
-        raise BuildError(explain("data type not set", node=node.name, tensor=t.name, expected="a data type", fix=fix))
+        raise BuildError(explain("data type not set", node=node.label, tensor=t.name, expected="a data type", fix=fix))
     if t.dtype not in storable():
         expected = ", ".join(d.name for d in storable())
-        raise NotSupportedError(explain("a tensor cannot have this data type", node=node.name, tensor=t.name, expected=expected, found=t.dtype.name))
+        raise NotSupportedError(explain("a tensor cannot have this data type", node=node.label, tensor=t.name, expected=expected, found=t.dtype.name))

@@ -64,16 +64,16 @@ def _producers(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl]) -> dict
             if t in produced:
                 found = f"'{produced[t].name}' and '{n.name}'"
                 expected = "one node that writes it"
-                raise ValidationError(explain("a tensor has one producer", node=n.name, tensor=t.name, expected=expected, found=found))
+                raise ValidationError(explain("a tensor has one producer", node=n.label, tensor=t.name, expected=expected, found=found))
             produced[t] = n
     known = {*tensors, *produced}
     for n in nodes:
         for t in n.inputs.values():
             if t is not None and t not in known:
-                raise ValidationError(explain("the tensor belongs to another graph", node=n.name, tensor=t.name, expected="a tensor of this graph"))
+                raise ValidationError(explain("the tensor belongs to another graph", node=n.label, tensor=t.name, expected="a tensor of this graph"))
             if t is not None and t.virtual and not t.by_value and t not in produced:
                 fix = "set_is_virtual(False), and bind a buffer to it"
-                raise ValidationError(explain("no node writes this virtual tensor", node=n.name, tensor=t.name, expected="an op's result", fix=fix))
+                raise ValidationError(explain("no node writes this virtual tensor", node=n.label, tensor=t.name, expected="an op's result", fix=fix))
     return produced
 
 

@@ -27,6 +27,8 @@ FIRST_ROUNDS = 5
 FAR, NEAR, FINALISTS = 3.0, 1.25, 6
 """Plans slower than FAR times the best in one execution are not timed again; those within NEAR of it after FIRST_ROUNDS, at most FINALISTS, are
 timed to the end."""
+CANDIDATES = 32
+"""Plans that are tried unless asked for another number."""
 LEAST_GAIN = 0.01
 """The heuristic's plan is kept unless another one is faster by this share, and by more than noise."""
 
@@ -37,7 +39,7 @@ class Options:
 
     workspace_limit: int | None = None
     iterations: int = 20
-    candidates: int = 32
+    candidates: int | None = None
     workers: int | None = None
     timeout_s: float = 120.0
     reuse: bool = True
@@ -163,7 +165,7 @@ def stored(plans: PlanSet, options: Options) -> Tuned | None:
     """The fastest plan that the tuning database knows, built; None if it knows none that can be used here. Nothing is timed."""
     key, place = tuning.key_of(plans.graph, plans.device), tuning.database()
     try:
-        known = place.measured(key, options.workspace_limit, min(options.candidates, plans.count()), plans.filters) if place else []
+        known = place.measured(key, options.workspace_limit, min(options.candidates or 1, plans.count()), plans.filters) if place else []
     except GraphError as error:
         log.warning(f"the tuning database is not used: {error}")
         return None
@@ -207,7 +209,8 @@ class _Tuning:
     def __init__(self, plans: PlanSet, options: Options) -> None:
         self.plans, self.options = plans, options
         self.dropped: dict[int, str] = {}
-        self.limited = self.cut = False
+        self.limited = False
+        self.cut: int | None = None
         self.executions = 0
 
     def run(self, pack: Mapping[Any, Any] | None, workspace: Any) -> Tuned:
@@ -253,14 +256,14 @@ class _Tuning:
     def _fitting(self) -> list[int]:
         """Plans worth building, the best guess first."""
         found: list[int] = []
-        limit = self.options.workspace_limit
+        limit, most = self.options.workspace_limit, self.options.candidates or CANDIDATES
         for i in range(self.plans.count()):
             why = self.plans.obstacle(i)
             self.limited |= i in self.plans.oversized
             if not why and limit is not None and self.plans.plan_at(i).workspace_bytes > limit:
                 why, self.limited = f"needs {self.plans.plan_at(i).workspace_bytes} bytes of workspace, more than {limit}", True
-            if not why and len(found) >= self.options.candidates:
-                why, self.cut = f"not tried: beyond the first {self.options.candidates} candidates", True
+            if not why and len(found) >= most:
+                why, self.cut = f"not tried: beyond the first {most} candidates", most
             if why:
                 self.dropped[i] = why
             else:
@@ -347,7 +350,7 @@ class _Tuning:
             pid=os.getpid(),
             iterations=self.options.iterations,
             workspace_limit=self.options.workspace_limit if self.limited else None,
-            candidates=self.options.candidates if self.cut else None,
+            candidates=self.cut,
             filters=self.plans.filters,
             heuristic=next(i for i, c in enumerate(ranked) if c is base),
             results=results,

@@ -59,13 +59,21 @@ def unpack(data: bytes, running: str = "") -> list[tuple[Row, bytes]]:
     rows = content.get("plans")
     good = isinstance(rows, list) and rows and all(isinstance(r, dict) and r.keys() == Row.__dataclass_fields__.keys() for r in rows)
     found = [codec.decode(Row, r | {codec.TAG: Row.__name__}, "plans") for r in rows] if good else []  # type: ignore[union-attr]
-    if not found or any(r.size < 0 or r.shared < 0 for r in found) or sum(r.size for r in found) != len(rest):
+    if not found or not all(map(_sound, found)) or sum(r.size for r in found) != len(rest):
         raise refuse(f"the {_WHAT} is malformed: its rows do not fit what follows", f"graphdnn {content.get('graphdnn')}", running)
     plans, at = [], 0
     for r in found:
         plans.append((r, bytes(rest[at : at + r.size])))
         at += r.size
     return plans
+
+
+def _sound(row: Row) -> bool:
+    """Whether there are such devices and sizes."""
+    try:
+        return row.size >= 0 and row.shared >= 0 and (row.kind == "cpu" or (row.kind in ("cuda", "cudasim") and bool(devices.split_arch(row.arch))))
+    except ValidationError:
+        return False
 
 
 def pick(data: bytes, device: DeviceProps | None) -> tuple[bytes, DeviceProps]:

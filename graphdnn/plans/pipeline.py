@@ -272,9 +272,10 @@ class Program:
                 s.plan.ready(stream)
                 plan, (addresses, numbers, at) = s.plan.placed(values, scratch, stream)
                 binder, executable = plan.load()
-                runs.append((executable, addresses, numbers, at, binder.rooms(values) if binder.packed else None))
-        for executable, addresses, numbers, at, rooms in runs:
-            executable.run_at(addresses, numbers, at, stream, rooms)
+                runs.append((s, executable, addresses, numbers, at, binder.rooms(values) if binder.packed else None))
+        for s, executable, addresses, numbers, at, rooms in runs:
+            with s.named():
+                executable.run_at(addresses, numbers, at, stream, rooms)
 
     def capture(self, pack: Pack, workspace: Any) -> Replay:
         """All stages as one instantiated CUDA graph on these buffers. NotSupportedError unless the stages are plans of a CUDA device."""

@@ -10,50 +10,22 @@ from pathlib import Path
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda, data_type
-from graphdnn.codegen.spec import DescriptorParam, Limits, PointerParam
+from graphdnn import data_type
+from graphdnn.codegen.spec import Limits
 from graphdnn.errors import ExecutionError
 from graphdnn.targets import cuda_driver
-from tests.helpers import built
-from tests.unit.fake_cuda import Descriptor, FakeCuda
+from tests.fake_driver import AnyKernel, install, on_gpu
+from tests.unit.fake_cuda import FakeCuda
 
-F32 = data_type.FLOAT
-FLOAT = {"io_data_type": F32, "intermediate_data_type": F32, "compute_data_type": F32}
 ROOT = Path(__file__).resolve().parents[2]
 ONE_LAUNCH = ["cuCtxGetCurrent", "cuLaunchKernelEx"]
 """The thread's context is read, not changed: a launch in another context would be refused."""
 WAITS_OR_ALLOCATES = re.compile("Synchronize|Alloc|Free|Memcpy|Query|Wait")
 
 
-FORMS = {PointerParam: ctypes.c_uint64, DescriptorParam: Descriptor}
-NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64}
-
-
-class AnyKernel(dict):
-    """Parameters of kernels, from the specs of the plans that the test has declared."""
-
-    def declare(self, graph) -> None:
-        for spec in graph.plan.recipe.kernels:
-            self[spec.name] = [FORMS.get(type(p)) or NUMBERS[p.type] for p in spec.params]
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda(AnyKernel())
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
-
-
-def on_gpu(fake: FakeCuda, declare, **more):
-    """The graph that ``declare`` makes, built for a described GPU, whose kernels the driver is then told of, and for the driver's own."""
-    described = graphdnn.pygraph(device="sm_90", **FLOAT)
-    declare(described)
-    fake.parameters.declare(built(described))
-    g = graphdnn.pygraph(**({"device": "cuda:0"} | more), **FLOAT)
-    declare(g)
-    return built(g)
+    return install(monkeypatch, FakeCuda(AnyKernel()))
 
 
 def chain(count: int):

@@ -9,6 +9,8 @@ import ctypes
 import threading
 from typing import Any
 
+from graphdnn.codegen.spec import DescriptorParam, PointerParam
+
 _LAUNCH_CONFIG = [
     ("grid", ctypes.c_uint * 3),
     ("block", ctypes.c_uint * 3),
@@ -65,8 +67,16 @@ def _write(where: Any, value: int, kind: Any = ctypes.c_uint64) -> None:
 
 def parameters_of(plan: Any) -> dict[str, list[Any]]:
     """What FakeCuda needs to know of the kernels of a built plan."""
-    numbers = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32}
-    return {k.binary.entry: [numbers.get(getattr(p, "type", ""), ctypes.c_uint64) for p in k.spec.params] for k in plan.kernels}
+    return {k.binary.entry: kinds(k.spec) for k in plan.kernels}
+
+
+def kinds(spec: Any) -> list[Any]:
+    """What a launch passes for each parameter of a kernel."""
+    return [_FORMS.get(type(p)) or _NUMBERS[p.type] for p in spec.params]
+
+
+_FORMS = {PointerParam: ctypes.c_uint64, DescriptorParam: Descriptor}
+_NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64}
 
 
 class _Function:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda, cli
+from graphdnn import cli
 from graphdnn import device as devices
 from graphdnn.plans import bundle, container, pieces, serialize
-from graphdnn.targets import cuda_driver
+from tests.fake_driver import install
 from tests.unit.fake_cuda import FakeCuda, parameters_of
 
 F32 = graphdnn.data_type.FLOAT
@@ -122,7 +122,8 @@ def test_the_gpu_at_hand_is_asked(file: bytes, monkeypatch: pytest.MonkeyPatch, 
 def test_the_flow_of_the_api_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Properties of a device as text, a build from them that asks no driver, the plan on a handle: tensor cores, descriptors encoded and moved."""
     fake = FakeCuda({})
-    install(fake, monkeypatch)
+    install(monkeypatch, fake)
+    monkeypatch.delenv("GRAPHDNN_DEVICE", raising=False)
     text = graphdnn.create_device_properties(0).serialize()
     fake.calls.clear()
     bf16 = graphdnn.data_type.BFLOAT16
@@ -151,16 +152,8 @@ def fake_driver(file: bytes, arch: str, capability: tuple[int, int], monkeypatch
     """A driver in Python for the kernels of the plan for ``arch``."""
     plan = next(p for p, _ in map(serialize.read, serialize.parts(file)) if p.device.arch == arch)
     fake = FakeCuda(parameters_of(plan), capability)
-    install(fake, monkeypatch)
-    return fake
-
-
-def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``fake`` is the driver of this process, which knows nothing of another one."""
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(fake))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
     monkeypatch.delenv("GRAPHDNN_DEVICE", raising=False)
+    return install(monkeypatch, fake)
 
 
 def test_what_does_not_belong_in_one_file() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import graphdnn
 from graphdnn import data_type as D
-from graphdnn.errors import NotSupportedError, ValidationError
+from graphdnn.errors import BuildError, NotSupportedError, ValidationError
 from graphdnn.ir.node import Node
 from graphdnn.opspecs import score_grad
 from graphdnn.opspecs.attention_reference import modified
@@ -92,6 +94,28 @@ SETS = [
     (forward, {"dropout_mask": True}, ("Dropout_mask", "Dropout_scale")),
     (backward, {"dropout_mask": True}, ("Dropout_mask", "Dropout_scale", "Dropout_scale_inv")),
 ]
+
+
+@pytest.mark.parametrize("number", [np.float32(0.25), Fraction(1, 4), np.float64(0.25), Decimal("0.25")], ids=repr)
+def test_probability_and_scale_may_be_any_real_number(number):
+    def built():
+        b = Built()
+        b.forward(dropout=(number, *seeds(b)), attn_scale=number)
+        return b.g._nodes[-1].attrs
+
+    assert (built()["dropout_probability"], built()["attn_scale_value"]) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(("value", "error"), [(10**400, ValidationError), *((v, BuildError) for v in (True, "0.5", 1j, None))])
+def test_what_is_no_probability(value, error):
+    b = Built()
+    with pytest.raises(error, match="dropout"):
+        b.forward(dropout=(value, *seeds(b)))
+
+
+def test_a_scale_that_no_float_holds():
+    with pytest.raises(ValidationError, match="attn_scale.*out of range"):
+        Built().forward(attn_scale=Fraction(10**400))
 
 
 def without(node, names):

@@ -7,14 +7,13 @@ import gc
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda, data_type
-from graphdnn import device as devices
+from graphdnn import data_type
 from graphdnn.codegen.spec import Binary
 from graphdnn.errors import ExecutionError
 from graphdnn.plans import cache, contest
-from graphdnn.targets import cuda_driver
 from graphdnn.targets.cuda import CudaTarget
 from graphdnn.targets.cuda_timer import CapturedCalls
+from tests.fake_driver import install
 from tests.unit.fake_timing import FakeTiming
 
 F32 = data_type.FLOAT
@@ -23,18 +22,12 @@ F32 = data_type.FLOAT
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path) -> FakeTiming:
     """Kernels are not compiled, and their results, which there are none of, are taken for right."""
-    made = FakeTiming()
     monkeypatch.setenv("GRAPHDNN_TUNING_DB", str(tmp_path / "tuning.db"))
     monkeypatch.setenv("GRAPHDNN_CACHE", "0")
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
     monkeypatch.setattr(cache, "memory", cache.KernelStore())
     monkeypatch.setattr(CudaTarget, "compile", lambda self, source: Binary(source.entry, source.entry.encode(), {}))
     monkeypatch.setattr(contest.Judge, "__call__", lambda self, plan: "")
-    devices._cuda.cache_clear()
-    yield made
-    devices._cuda.cache_clear()
+    return install(monkeypatch, FakeTiming())
 
 
 def graph() -> graphdnn.pygraph:

@@ -8,10 +8,10 @@ import struct
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda, behavior_note, data_type
+from graphdnn import behavior_note, data_type
 from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, ValidationError
-from graphdnn.targets import cuda_driver
-from tests.cases.test_execute import FLOAT, AnyKernel, chain, on_gpu, pack
+from tests.cases.test_execute import chain, pack
+from tests.fake_driver import FLOAT, AnyKernel, install, on_gpu
 from tests.helpers import built
 from tests.unit.fake_graph import CHILD, KERNEL, FakeGraphs
 
@@ -21,11 +21,7 @@ WORKSPACE = 1 << 30
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
-    made = FakeGraphs(AnyKernel())
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
+    return install(monkeypatch, FakeGraphs(AnyKernel()))
 
 
 def several(g):

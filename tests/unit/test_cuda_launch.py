@@ -28,8 +28,8 @@ from graphdnn.codegen.spec import (
 )
 from graphdnn.dtypes import data_type
 from graphdnn.errors import ExecutionError
-from graphdnn.targets import cuda_driver
 from graphdnn.targets.cuda import CudaTarget
+from tests.fake_driver import install
 from tests.unit.fake_cuda import CONTEXT, FakeCuda
 
 U64 = ctypes.c_uint64
@@ -57,11 +57,7 @@ ADDRESSES, SCALARS = {3: 0x30000, 4: 0x40000}, {7: 1.5}
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda(PARAMETERS)
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
+    return install(monkeypatch, FakeCuda(PARAMETERS))
 
 
 def launches(fake: FakeCuda) -> list[tuple]:

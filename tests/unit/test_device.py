@@ -9,6 +9,7 @@ import time
 import pytest
 
 from graphdnn import _libcuda, device, errors
+from tests.fake_driver import install
 from tests.unit.fake_cuda import CONTEXT, FakeCuda
 
 NO_DRIVER = not _libcuda.installed()
@@ -16,9 +17,7 @@ NO_DRIVER = not _libcuda.installed()
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda({}, devices=2)
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    return made
+    return install(monkeypatch, FakeCuda({}, devices=2))
 
 
 def all_devices() -> list[device.DeviceProps]:

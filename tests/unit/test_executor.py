@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda
 from graphdnn import device as devices
-from graphdnn.codegen.spec import PointerParam
 from graphdnn.errors import BuildError, ExecutionError, KindError, ValidationError
-from graphdnn.targets import cuda_driver
-from tests.unit.fake_cuda import CONTEXT, FakeCuda
+from tests.fake_driver import install
+from tests.unit.fake_cuda import CONTEXT, FakeCuda, kinds
 
 F32 = graphdnn.data_type.FLOAT
-NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64}
 
 
 def scaled_sum(device: str, built: bool = True) -> Any:
@@ -125,13 +122,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     described.build_operation_graph()
     described.create_execution_plans([graphdnn.heur_mode.A])
     kernels = described._planned().plan_at(0).recipe.kernels
-    kinds = {k.name: [ctypes.c_uint64 if isinstance(p, PointerParam) else NUMBERS[p.type] for p in k.params] for k in kernels}
-    made = FakeCuda(_ByStem(kinds), devices=2)
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    devices._cuda.cache_clear()
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
+    return install(monkeypatch, FakeCuda(_ByStem({k.name: kinds(k) for k in kernels}), devices=2))
 
 
 class _ByStem(dict[str, Any]):

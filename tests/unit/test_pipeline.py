@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda, data_type
+from graphdnn import data_type
 from graphdnn.errors import BuildError, ExecutionError, KindError, NotSupportedError, SerializationError, ValidationError
 from graphdnn.plans.assemble import ALIGNMENT
 from graphdnn.plans.container import seal, unseal
 from graphdnn.plans.pipeline import Buffer, layout
 from graphdnn.plans.pipeline_file import FORMAT, MAGIC
 from graphdnn.targets import cuda_driver
-from tests.cases.test_execute import FLOAT, AnyKernel, on_gpu
+from tests.fake_driver import FLOAT, AnyKernel, install, on_gpu
 from tests.helpers import built
 from tests.unit.fake_graph import FakeGraphs
 
@@ -142,7 +142,13 @@ def test_what_does_not_fit_together():
         (lambda: P().add(relu).build(["x"]), ValidationError, "no stage writes.*'y'.*found 'x'"),
         (lambda: P().add(relu).build("y"), KindError, "keep has the wrong type.*list of str"),
         (lambda: P().add(relu).build().replay(), ExecutionError, "nothing was captured"),
-        (lambda: P().add(relu).add(unary("neg", device="sm_90")), ValidationError, "run on one device"),
+        (lambda: P().add(relu).add(unary("neg", device="sm_90")), ValidationError, "are of one device"),
+        (lambda: P(handle=graphdnn.create_handle("cudasim")).add(relu), ValidationError, "are of one device; expected cudasim, found cpu"),
+        (
+            lambda: P.deserialize(P().add(relu).build().serialize(), graphdnn.create_handle("cudasim"), "cpu"),
+            ValidationError,
+            "handle and the device disagree",
+        ),
     ):
         with pytest.raises(error, match=text):
             make()
@@ -175,11 +181,7 @@ def test_packs_are_checked_before_anything_runs():
 # ------------------------------------------------------------------------------------------------------------------------------ captures
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
-    made = FakeGraphs(AnyKernel())
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
+    return install(monkeypatch, FakeGraphs(AnyKernel()))
 
 
 def three(fake: FakeGraphs):
@@ -255,6 +257,15 @@ def test_a_capture_inside_a_capture_is_refused(fake):
     assert not fake.graphs and not fake.executed
     fake.captured.clear()
     p.capture(PACK, WORKSPACE, handle)
+
+
+def test_a_stage_that_fails_to_run_is_named(fake):
+    p = three(fake)
+    p.execute(PACK, WORKSPACE)
+    fake.fail["cuLaunchKernelEx"] = 700
+    with pytest.raises(ExecutionError) as caught:
+        p.execute(PACK, WORKSPACE)
+    assert caught.value.__notes__ == ["pipeline: stage 0 ('test_graph')"]
 
 
 def test_a_failed_capture_leaves_nothing(fake):

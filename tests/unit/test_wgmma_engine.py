@@ -8,13 +8,12 @@ import re
 import pytest
 
 import graphdnn
-from graphdnn import _libcuda
 from graphdnn.codegen.spec import Binary, Buffer, DescriptorParam, KernelSpec, Launch, PointerParam, Recipe, TensorMap
 from graphdnn.dtypes import data_type
 from graphdnn.errors import ExecutionError
 from graphdnn.plans import codec
-from graphdnn.targets import cuda_driver
 from graphdnn.targets.cuda import CudaTarget
+from tests.fake_driver import install
 from tests.unit.fake_cuda import Descriptor, FakeCuda
 from tests.wgmma_problems import Problem, build, planned
 
@@ -118,11 +117,7 @@ RECIPE = Recipe((SPEC,), (Launch(0, 7, (MAP, Buffer("tensor", 1))),))
 
 @pytest.fixture
 def fake(monkeypatch):
-    made = FakeCuda({"k_map": [Descriptor, ctypes.c_uint64]})
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
+    return install(monkeypatch, FakeCuda({"k_map": [Descriptor, ctypes.c_uint64]}))
 
 
 def test_descriptors_are_encoded_at_load_and_moved_when_the_address_changes(fake):
