@@ -17,9 +17,10 @@ import torch
 import graphdnn
 from graphdnn import _libcuda
 from graphdnn.errors import ExecutionError, ValidationError
-from graphdnn.targets import cuda_driver, native
-from tests.unit.fake_cuda import CONTEXT, FakeCuda
-from tests.unit.test_executor import NUMBERS, scaled_sum
+from graphdnn.targets import native
+from tests.fake_driver import install
+from tests.unit.fake_cuda import CONTEXT, FakeCuda, parameters_of
+from tests.unit.test_executor import scaled_sum
 
 BASE = 1 << 20
 DIM = (2, 3, 4)
@@ -30,19 +31,13 @@ pytestmark = pytest.mark.skipif(not native.built(), reason="graphdnn/native is n
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda({})
-    monkeypatch.setattr(_libcuda, "_driver", _libcuda.Driver(made))
-    for name in ("_contexts", "_modules", "_functions"):
-        monkeypatch.setattr(cuda_driver, name, {})
-    return made
+    return install(monkeypatch, FakeCuda({}))
 
 
 @pytest.fixture
 def graph(fake: FakeCuda) -> Any:
     """y = (a + b) * s on a GPU that is not there."""
-    for k in scaled_sum("sm_90").plan.kernels:
-        kinds = [NUMBERS.get(getattr(p, "type", "")) or ctypes.c_uint64 for p in k.spec.params]
-        fake.parameters[k.binary.entry] = kinds
+    fake.parameters.update(parameters_of(scaled_sum("sm_90").plan))
     fake.stack.append(CONTEXT)
     return scaled_sum("cuda:0")
 
