@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from math import copysign, inf
 from numbers import Real
 from typing import Any
@@ -148,15 +147,12 @@ class Snapshot:
     """What the fields that passes fill in (dims, strides, data types, attributes) held at one moment."""
 
     _TENSOR = ("dim", "stride", "dtype", "value", "virtual", "placement")
-    _NODE = ("compute", "attrs")
 
     def __init__(self, graph: Declarations) -> None:
         """Remember the fields of all tensors and nodes of ``graph``."""
-        self._fields: list[tuple[Any, str, Any]] = []
-        parts: tuple[tuple[Iterable[Any], tuple[str, ...]], ...] = ((graph._tensors, self._TENSOR), (graph._nodes, self._NODE))
-        for objects, names in parts:
-            for o in objects:
-                self._fields.extend((o, n, copy(getattr(o, n))) for n in names)
+        self._fields: list[tuple[Any, str, Any]] = [(t, n, getattr(t, n)) for t in graph._tensors for n in self._TENSOR]
+        for node in graph._nodes:
+            self._fields += [(node, "compute", node.compute), (node, "attrs", dict(node.attrs))]
 
     def restore(self) -> None:
         """Put everything back as it was."""

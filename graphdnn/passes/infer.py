@@ -6,7 +6,7 @@ import graphlib
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from graphdnn.dtypes import data_type
 from graphdnn.errors import BuildError, ValidationError, explain
@@ -19,8 +19,7 @@ LIMIT = 2**62
 """Elements of a tensor, and reach of its strides: beyond, an address does not fit in 64 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """Default data types of a graph; NOT_SET leaves a tensor or node without."""
 
     io: data_type = data_type.NOT_SET

@@ -65,8 +65,7 @@ def fail(where: str, expected: object, found: object) -> SerializationError:
 
 @cache
 def _reader(hint: Any) -> Reader:
-    """What reads a value of a type. Readers of every class that a field can hold are made with it, so that damaged data never is what first asks for
-    them."""
+    """What reads a value of a type; made when it is first asked for."""
     if hint is Any:
         return _plain
     origin = typing.get_origin(hint)
@@ -169,7 +168,7 @@ def _mapping(key: Any, item: Any) -> Reader:
 
 def _union(args: tuple[Any, ...]) -> Reader:
     """Of the member that the value belongs to: by type or tag, else the first that takes it."""
-    tagged = {a.__name__: _reader(a) for a in args if isinstance(a, type) and is_dataclass(a)}
+    tagged: dict[str, Any] = {a.__name__: a for a in args if isinstance(a, type) and is_dataclass(a)}
     scalars = {a for a in args if a in _SCALARS}
     others = [_reader(a) for a in args if a not in scalars and not (isinstance(a, type) and is_dataclass(a))]
     expected = " or ".join(getattr(a, "__name__", str(a)) for a in args)
@@ -179,7 +178,7 @@ def _union(args: tuple[Any, ...]) -> Reader:
             return value
         tag = value.get(TAG) if isinstance(value, dict) else None
         if isinstance(tag, str) and tag in tagged:
-            return tagged[tag](value, where)
+            return _reader(tagged[tag])(value, where)
         for reader in others:
             try:
                 return reader(value, where)

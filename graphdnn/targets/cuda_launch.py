@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from graphdnn import _libcuda, env, log
 from graphdnn.codegen.recipes import listings
@@ -32,11 +32,14 @@ from graphdnn.codegen.spec import (
     TensorMap,
 )
 from graphdnn.errors import ExecutionError, explain
-from graphdnn.targets import cuda_graph, limits, native
+from graphdnn.targets import limits, native
 from graphdnn.targets.base import Executable, Prepared
 from graphdnn.targets.cuda_driver import activated, capturing, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
 from graphdnn.targets.cuda_slots import Slots, checks_before, collect, getter
+
+if TYPE_CHECKING:
+    from graphdnn.targets.cuda_graph import Nodes
 
 _FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
 _MAX_GRID = 2**31 - 1
@@ -160,8 +163,10 @@ class CudaExecutable(Executable):
         finally:
             self._free.append(block)
 
-    def graph_nodes(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> cuda_graph.Nodes:
+    def graph_nodes(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> Nodes:
         """See the base class; the values are the block's own, which no call uses."""
+        from graphdnn.targets import cuda_graph
+
         if _libcuda.forked:
             raise _libcuda.fork_error()
         if self._checks:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphdnn.codegen.spec import Buffer, Check, KernelSpec, Memset, Recipe, Step, TensorMap, TensorScalar
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
+class Slots(NamedTuple):
     """Order of the values in a block: addresses (plain tensors, offset tensors, workspace parts), then scalars."""
 
     tensors: tuple[int, ...]
