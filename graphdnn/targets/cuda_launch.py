@@ -36,12 +36,11 @@ from graphdnn.targets import limits, native
 from graphdnn.targets.base import Executable, Prepared
 from graphdnn.targets.cuda_driver import activated, capturing, load_function, primary_context, resolve_device
 from graphdnn.targets.cuda_maps import Descriptor, encode
-from graphdnn.targets.cuda_slots import Slots, checks_before, collect, getter
+from graphdnn.targets.cuda_slots import FORMATS, Constants, Slots, as_bits, checks_before, collect, getter
 
 if TYPE_CHECKING:
     from graphdnn.targets.cuda_graph import Nodes
 
-_FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
 _MAX_GRID = 2**31 - 1
 
 
@@ -117,11 +116,11 @@ class CudaExecutable(Executable):
         looked_at = [x.buffer for checks in self._checks.values() for c in checks for x in listings(c).values()]
         self.slots = collect(self._steps, recipe.kernels, looked_at)
         self._scalars_at = 8 * self.slots.pointers
-        self._scalars = struct.Struct("<" + "".join(_FORMATS[type] for _, type in self.slots.scalars))
+        self._scalars = struct.Struct("<" + "".join(FORMATS[type] for _, type in self.slots.scalars))
         self._fetch = getter(self.slots.tensors)
         self.pick: Callable[[Any], tuple[int, ...]] | None = None
         self._derived = bool(self.slots.offset_tensors or self.slots.workspace)
-        self._constants = _Constants()
+        self._constants = Constants()
         self._maps = self._encoded()
         self.native = None if self.checked else native.connected(self._driver)
         self._launch = self._driver.new_function("cuLaunchKernelEx")
@@ -269,7 +268,7 @@ class CudaExecutable(Executable):
             # One by one: a double beyond float32 becomes an infinity, as in a cast, and 2.0 serves as an integer; the rest is refused by name.
             for number, (tensor, type) in enumerate(self.slots.scalars):
                 try:
-                    struct.pack_into("8s", block.memory, self._scalars_at + 8 * number, _bits(scalars[tensor], type))
+                    struct.pack_into("8s", block.memory, self._scalars_at + 8 * number, as_bits(scalars[tensor], type))
                 except (struct.error, OverflowError, TypeError, ValueError):
                     rule = "a by-value scalar does not fit its type"
                     raise ExecutionError(explain(rule, tensor=str(tensor), expected=type, found=repr(scalars[tensor]))) from None
@@ -421,31 +420,11 @@ def _check_launch(number: int, step: Launch, kernels: Sequence[KernelSpec]) -> N
     for arg, param in zip(step.args, spec.params, strict=False):
         if isinstance(param, PointerParam) != isinstance(arg, Buffer) or isinstance(param, DescriptorParam) != isinstance(arg, TensorMap):
             expected, found = f"a {type(param).__name__} for parameter {param.name}", repr(arg)
-        elif isinstance(param, ScalarParam) and param.type not in _FORMATS:
-            expected, found = f"parameter {param.name} of type {', '.join(_FORMATS)}", param.type
+        elif isinstance(param, ScalarParam) and param.type not in FORMATS:
+            expected, found = f"parameter {param.name} of type {', '.join(FORMATS)}", param.type
     if expected:
         raise ExecutionError(explain(f"{rule}: kernel '{spec.name}'", expected=expected, found=found))
 
 
 def _missing(tensor: int, what: str) -> ExecutionError:
     return ExecutionError(explain(f"tensor {tensor} has no {what}", expected=f"the {what} of every tensor that the plan reads or writes"))
-
-
-class _Constants:
-    """Numbers known at build, each in memory of its own that every block shares; only read after the load."""
-
-    def __init__(self) -> None:
-        self._kept: dict[bytes, Any] = {}
-
-    def address(self, arg: Constant, type: str) -> int:
-        """Address of the constant in the type of its parameter."""
-        bits = _bits(arg.value, type)
-        memory = self._kept.setdefault(bits, ctypes.create_string_buffer(bits, 8))
-        return ctypes.addressof(memory)
-
-
-def _bits(value: float | int, type: str) -> bytes:
-    """8 bytes that hold ``value`` as ``type``; a double beyond float32 becomes an infinity, as in a cast."""
-    if type == "float32":
-        return bytes(ctypes.c_float(float(value))).ljust(8, b"\0")
-    return struct.pack("<" + _FORMATS[type], float(value) if type == "float64" else int(value))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from graphdnn.codegen.spec import Buffer, Check, KernelSpec, Memset, Recipe, Step, TensorMap, TensorScalar
+from graphdnn.codegen.spec import Buffer, Check, Constant, KernelSpec, Memset, Recipe, Step, TensorMap, TensorScalar
+
+FORMATS = {"float32": "f4x", "float64": "d", "int32": "i4x", "uint32": "I4x", "int64": "q"}
+"""Types of numbers by value, as module struct writes them into a slot of 8 bytes."""
 
 
 class Slots(NamedTuple):
@@ -80,3 +85,24 @@ def checks_before(recipe: Recipe, launched: Sequence[Step]) -> dict[int, tuple[C
         elif number < len(launched) and step is launched[number]:
             number += 1
     return found
+
+
+class Constants:
+    """Numbers known at build, each in memory of its own that every block shares; only read after the load."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._kept: dict[bytes, Any] = {}
+
+    def address(self, arg: Constant, type: str) -> int:
+        """Address of the constant in the type of its parameter."""
+        bits = as_bits(arg.value, type)
+        memory = self._kept.setdefault(bits, ctypes.create_string_buffer(bits, 8))
+        return ctypes.addressof(memory)
+
+
+def as_bits(value: float | int, type: str) -> bytes:
+    """8 bytes that hold ``value`` as ``type``; a double beyond float32 becomes an infinity, as in a cast."""
+    if type == "float32":
+        return bytes(ctypes.c_float(float(value))).ljust(8, b"\0")
+    return struct.pack("<" + FORMATS[type], float(value) if type == "float64" else int(value))
