@@ -12,10 +12,10 @@ from typing import Any
 
 from graphdnn import device as devices
 from graphdnn.device import DeviceProps
-from graphdnn.errors import ExecutionError, KindError, ValidationError, explain
+from graphdnn.errors import ExecutionError, KindError, explain
 from graphdnn.frontend.tensor import as_integer
+from graphdnn.plans import streams
 
-_ADDRESSES = 1 << 64
 _DESTROYED = -1
 """Stands for the stream of a destroyed handle: compiled code, which looks at nothing else of a handle that it knows, leaves the call to Python."""
 _ids = itertools.count(0x1000, 0x10)
@@ -28,12 +28,13 @@ class Handle(int):
 
     device: DeviceProps
     stream: int | None
+    stream_object: Any
 
     def __new__(cls, device: DeviceProps) -> Handle:
         """A handle with a number of its own."""
         with _lock:
             handle = super().__new__(cls, next(_ids))
-        handle.device, handle.stream = device, None
+        handle.device, handle.stream, handle.stream_object = device, None, None
         return handle
 
     def __repr__(self) -> str:
@@ -101,15 +102,16 @@ def destroy_handle(handle: int) -> None:
     found = as_handle(handle)
     with _lock:
         _live.pop(int(found), None)
-    found.stream = _DESTROYED
+    found.stream, found.stream_object = _DESTROYED, None
 
 
-def set_stream(handle: int, stream: int) -> None:
-    """Enqueue later executions on ``stream``, the address of a CUDA stream (torch: ``stream.cuda_stream``); 0 is the legacy default stream."""
-    found, address = as_handle(handle), as_integer("stream", stream)
-    if not 0 <= address < _ADDRESSES:
-        raise ValidationError(explain("stream is not an address", expected="0 or the address of a CUDA stream", found=address))
-    found.stream = address
+def set_stream(handle: int, stream: Any) -> None:
+    """Enqueue later executions on ``stream``: the address of a CUDA stream as int (torch: ``stream.cuda_stream``; 0: the legacy default stream),
+    whose owner has to keep it alive, or a stream object (torch, cupy, cuda.core, anything with ``__cuda_stream__``), which the handle keeps alive.
+
+    KindError for anything else, ValidationError for a number that is no address."""
+    found = as_handle(handle)
+    found.stream, found.stream_object = streams.address(stream), stream
 
 
 def get_stream(handle: int) -> int:

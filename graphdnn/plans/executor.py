@@ -5,12 +5,10 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.errors import ExecutionError, GraphError, KindError, ValidationError, explain
 from graphdnn.plans import streams, variant_pack
-from graphdnn.plans.buffers import ADDRESSES
 from graphdnn.targets.base import Prepared
 
 if TYPE_CHECKING:
@@ -24,10 +22,12 @@ class Executor:
     an ExecutionError, never a call with mixed values. Threads have an executor each; they may share the plan.
     """
 
-    def __init__(self, plan: ExecutionPlan, pack: variant_pack.Pack, workspace: Any = None, stream: int | None = None) -> None:
-        """Check and bind ``pack`` as ``execute`` does. ``stream``: a CUstream as int; None: the current one of the arrays' framework."""
+    def __init__(self, plan: ExecutionPlan, pack: variant_pack.Pack, workspace: Any = None, stream: Any = None) -> None:
+        """Check and bind ``pack`` as ``execute`` does. ``stream``: a CUstream as int, or a stream object, which is kept alive; None: the current
+        one of the arrays' framework."""
         self._own = plan
-        self._stream = streams.current(pack, plan.device) if stream is None else _address(stream)
+        self._stream = streams.current(pack, plan.device) if stream is None else streams.address(stream)
+        self._stream_object = stream
         self._busy = threading.Lock()
         self._given: dict[int, Any] = {}
         self._plan: ExecutionPlan | None = None
@@ -37,8 +37,9 @@ class Executor:
         self._bind(pack, workspace)
 
     # -- running --------------------------------------------------------------------------------------------------------------------------
-    def __call__(self, stream: int | None = None) -> None:
-        """Run on the bound buffers, on the stream of ``bind`` or on ``stream`` (a CUstream as int). A CPU plan has finished on return.
+    def __call__(self, stream: Any = None) -> None:
+        """Run on the bound buffers, on the stream of ``bind`` or on ``stream`` (a CUstream as int, or a stream object). A CPU plan has finished
+        on return.
 
         ExecutionError for what the driver reports, and for a call while another thread is in one.
         """
@@ -47,14 +48,14 @@ class Executor:
         try:
             if self._moved:
                 self._lay_out(self._given, self._workspace)
-            self._enqueue(self._stream if stream is None else stream if type(stream) is int else _address(stream))
+            self._enqueue(self._stream if stream is None else stream if type(stream) is int else streams.address(stream))
         except OverflowError:
-            _address(stream)
+            streams.address(stream)
             raise
         finally:
             self._busy.release()
 
-    def run(self, addresses: Sequence[int], stream: int | None = None) -> None:
+    def run(self, addresses: Sequence[int], stream: Any = None) -> None:
         """Run on raw addresses, one for each of ``uids``, this once; by-value numbers and the workspace are the bound ones.
 
         The caller vouches for the addresses: device, size, data type, alignment and overlap are not looked at, and nothing is kept alive.
@@ -73,9 +74,9 @@ class Executor:
                     raise
                 rule, found = "addresses are integers of 64 bits", repr(addresses)[:80]
                 raise KindError(explain(rule, expected=f"a sequence of {self._count} of them", found=found)) from cause
-            self._enqueue(self._stream if stream is None else stream if type(stream) is int else _address(stream))
+            self._enqueue(self._stream if stream is None else stream if type(stream) is int else streams.address(stream))
         except OverflowError:
-            _address(stream)
+            streams.address(stream)
             raise
         finally:
             self._busy.release()
@@ -157,14 +158,3 @@ class Executor:
 def _in_use() -> ExecutionError:
     rule, expected = "an executor was called while another call of it was under way", "one thread at a time"
     return ExecutionError(explain(rule, expected=expected, found="a second caller", fix="bind an executor for every thread; they may share the plan"))
-
-
-def _address(stream: Any) -> int:
-    try:
-        at = index(stream)
-    except TypeError:
-        fix = "torch: stream.cuda_stream"
-        raise KindError(explain("stream has the wrong type", expected="a CUstream as int", found=type(stream).__name__, fix=fix)) from None
-    if not 0 <= at < ADDRESSES:
-        raise ValidationError(explain("stream is not an address", expected="0 or the address of a CUDA stream", found=at))
-    return at

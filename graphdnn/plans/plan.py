@@ -280,10 +280,10 @@ class ExecutionPlan:
             return
         executable.run_at(addresses, numbers, at, stream, binder.rooms(pack) if binder.packed else None)
 
-    def bind(self, pack: variant_pack.Pack, workspace: Any = None, stream: int | None = None) -> Executor:
+    def bind(self, pack: variant_pack.Pack, workspace: Any = None, stream: Any = None) -> Executor:
         """An :class:`Executor`: the plan with these buffers, for many calls. Raises as ``execute``; BuildError before build.
 
-        ``stream``: a CUstream as int; None: the current one of the framework whose arrays these are, 0 for other buffers."""
+        ``stream``: a CUstream as int, or a stream object; None: the current one of the framework whose arrays these are, 0 for other buffers."""
         from graphdnn.plans.executor import Executor
 
         return Executor(self, pack, workspace, stream)

@@ -1,12 +1,38 @@
-"""The stream that a framework would use now for the arrays of a pack."""
+"""Streams: the address of one in whatever form it is given, and the one that a framework would use now for the arrays of a pack."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 from graphdnn.device import DeviceProps
+from graphdnn.errors import KindError, ValidationError, explain
+
+_ADDRESSES = 1 << 64
+
+
+def address(stream: Any) -> int:
+    """The CUstream of an int, or of a stream object: torch (``cuda_stream``), cupy (``ptr``), cuda.core and others (``__cuda_stream__``).
+
+    KindError for anything else, ValidationError for a number that is no address."""
+    value = stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        value = (protocol() if callable(protocol) else protocol)[1]
+    elif not hasattr(stream, "__index__"):
+        value = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+    try:
+        found = None if isinstance(stream, bool) else index(value)
+    except TypeError:
+        found = None
+    if found is None:
+        expected = "a CUstream as int, or a stream object (torch: stream.cuda_stream, cupy, cuda.core)"
+        raise KindError(explain("stream has the wrong type", expected=expected, found=type(stream).__name__))
+    if not 0 <= found < _ADDRESSES:
+        raise ValidationError(explain("stream is not an address", expected="0 or the address of a CUDA stream", found=found))
+    return found
 
 
 def current(pack: Mapping[Any, Any], device: DeviceProps) -> int:

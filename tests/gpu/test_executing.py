@@ -1,9 +1,8 @@
-"""Executors, threads and streams on a real GPU: bound calls are execute's bits on every stream, threads share a plan, a destroyed stream."""
+"""Executors, threads and streams on a real GPU: bound calls are execute's bits on every stream, threads share a plan, stream objects."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import gc
 import threading
 from typing import Any
 
@@ -14,27 +13,6 @@ import graphdnn
 from tests import hammer
 
 pytestmark = pytest.mark.gpu
-
-DESTROYED = """
-import torch, graphdnn
-from graphdnn import _libcuda
-from tests.gpu.test_executing import built, pack
-from graphdnn.targets.cuda_memory import Stream
-
-g = built("cuda:0")
-stream = Stream()
-run = g.plan.bind(pack("cuda:0"), None, stream.handle)
-run()
-stream.synchronize()
-_libcuda.driver().call("cuStreamDestroy_v2", stream.handle)
-for call in (run, lambda: g.plan.execute(pack("cuda:0"), None, stream.handle)):
-    try:
-        call()
-    except graphdnn.ExecutionError as error:
-        print(type(error).__name__, "stream" in str(error))
-run(stream=0)
-torch.cuda.synchronize()
-"""
 
 
 def built(device: str) -> Any:
@@ -82,11 +60,23 @@ def test_threads_with_an_executor_and_a_stream_each() -> None:
     assert not wrong
 
 
-def test_a_destroyed_stream_is_an_execution_error() -> None:
-    """In a process of its own: drivers need not recognize it."""
-    done = subprocess.run([sys.executable, "-c", DESTROYED], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["ExecutionError True"] * 2
+def test_stream_objects_are_kept_alive() -> None:
+    """What a driver does with a destroyed stream is its own affair: in half of the trials it ended the process (H200, 2026-11-30)."""
+    from cuda.core import Device
+
+    g, handle = built("cuda:0"), graphdnn.create_handle("cuda:0")
+    there = Device(0)
+    there.set_current()
+    graphdnn.set_stream(handle, there.create_stream())
+    given = pack("cuda:0")
+    run = g.plan.bind(given, None, there.create_stream())
+    gc.collect()
+    for call in (run, lambda: g.execute(given, None, handle), lambda: run(there.create_stream())):
+        given[4].fill_(float("nan"))
+        torch.cuda.synchronize()
+        call()
+        torch.cuda.synchronize()
+        assert torch.equal(given[4], wanted(given))
 
 
 @pytest.mark.parametrize(("kind", "calls"), [("pointwise", 10_000), ("matmul", 10_000), ("total", 2_500), ("convolution", 2_500)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -62,6 +64,8 @@ def test_streams():
     assert cudnn.get_stream(h) == 0
     with pytest.raises(VE):
         cudnn.set_stream(h, -1)
+    with pytest.raises(cudnn.ValidationError, match="not an address"):
+        cudnn.set_stream(h, 1 << 64)
     with pytest.raises(TE):
         cudnn.set_stream(h, 1.5)
 
@@ -413,3 +417,37 @@ def test_levels_of_the_log(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAPHDNN_LOG_FILE", str(tmp_path))
     with pytest.raises(cudnn.ValidationError, match="GRAPHDNN_LOG_FILE"):
         log.error("to a folder")
+
+
+class Torch:
+    cuda_stream = 0x70
+
+
+class Cupy:
+    ptr = 0x71
+
+
+class Core:
+    def __cuda_stream__(self):
+        return 0, 0x72
+
+
+class Property:
+    __cuda_stream__ = (0, 0x73)
+
+
+@pytest.mark.parametrize(("kind", "address"), [(Torch, 0x70), (Cupy, 0x71), (Core, 0x72), (Property, 0x73)])
+def test_stream_objects_are_taken_and_kept_alive(kind, address):
+    h = cudnn.create_handle("cpu")
+    stream = kind()
+    alive = weakref.ref(stream)
+    cudnn.set_stream(h, stream)
+    del stream
+    gc.collect()
+    assert alive() is not None and cudnn.get_stream(h) == address
+    cudnn.set_stream(h, 0)
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(cudnn.KindError, match="stream has the wrong type"):
+        cudnn.set_stream(h, True)
+    cudnn.destroy_handle(h)
