@@ -107,6 +107,7 @@ class Worker:
         pytest += [*(["-k", a.k] if a.k else []), *a.paths]
         env = os.environ | {"GRAPHDNN_QUEUE": str(self.folder), "GRAPHDNN_QUEUE_WORKER": self.name, "GRAPHDNN_QUEUE_UNTIL": repr(self.until)}
         env |= {"GRAPHDNN_QUEUE_LOG": str(self.log(self.name)), "GRAPHDNN_QUEUE_LIMIT": str(a.limit), "GRAPHDNN_TEST_CACHE": a.cache}
+        env |= {"GRAPHDNN_QUEUE_AFTER": os.path.abspath(a.after)} if a.after else {}
         env |= {"PYTHONPATH": search_path(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with open(self.folder / f"pytest-{self.name}.txt", "wb") as out:
             command = [*sanitizer(a, self.log(self.name), ports), *pytest]
@@ -319,6 +320,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-k", default="", help="pytest's expression")
     parser.add_argument("--mark", default="gpu", help="pytest's marker expression")
     parser.add_argument("--limit", type=int, default=1_000_000, help="at most so many tests")
+    parser.add_argument("--after", default="", help="the JSON of an earlier run: what has passed there is left out")
     parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "graphdnn-sanitize-cache"), help="folder of compiled kernels, kept")
     parser.add_argument("--out", default="", help="folder for logs and the result as JSON")
     parser.add_argument("--option", action="append", default=[], help="a further option of compute-sanitizer (--option=--kernel-name=kns=attention)")

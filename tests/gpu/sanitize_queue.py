@@ -3,7 +3,8 @@
 All sort the tests by a hash of their names, so those that were run are a fair sample wherever it ends. Every event is a line of JSON, written at once
 to ``$GRAPHDNN_QUEUE/progress-<worker>.jsonl``, so that nothing is lost when a process is killed. Environment: GRAPHDNN_QUEUE (a folder),
 GRAPHDNN_QUEUE_WORKER (a name), GRAPHDNN_QUEUE_UNTIL (seconds as ``time.time`` counts them; no test is begun later), GRAPHDNN_QUEUE_LOG (the
-sanitizer's log; its size is noted after every test), GRAPHDNN_QUEUE_LIMIT (so many tests of the selection at most).
+sanitizer's log; its size is noted after every test), GRAPHDNN_QUEUE_LIMIT (so many tests of the selection at most), GRAPHDNN_QUEUE_AFTER (the result
+of an earlier run as JSON: what has passed in it is left out).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ WORKER = os.environ.get("GRAPHDNN_QUEUE_WORKER", "0")
 UNTIL = float(os.environ.get("GRAPHDNN_QUEUE_UNTIL", "inf"))
 LOG = os.environ.get("GRAPHDNN_QUEUE_LOG", "")
 LIMIT = int(os.environ.get("GRAPHDNN_QUEUE_LIMIT", "1000000"))
+AFTER = os.environ.get("GRAPHDNN_QUEUE_AFTER", "")
 LOST = 70
 """Exit status of a process whose GPU context has failed: another one goes on."""
 seen: dict[str, Any] = {}
@@ -50,6 +52,9 @@ def claim() -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+    if AFTER:
+        passed = {e["test"] for e in json.loads(Path(AFTER).read_text())["done"] if e["outcome"] == "passed"}
+        items[:] = [item for item in items if item.nodeid not in passed]
     del items[LIMIT:]
 
 
