@@ -17,7 +17,7 @@ from graphdnn.errors import BuildError, ExecutionError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.passes.regions import Partition, Region
-from graphdnn.plans import cache, heuristics, overlap, variant_pack
+from graphdnn.plans import cache, heuristics, overlap, slots, variant_pack
 from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate, Option
@@ -264,7 +264,7 @@ class ExecutionPlan:
     def binder(self) -> Binder:
         """What binds packs for this plan. Lowers it, compiles nothing."""
         graph, regions = self.graph, self.partition
-        return variant_pack.prepare(graph, self.device, self.recipe, overlap.elementwise_space(graph, regions), overlap.inplace_pairs(graph, regions))
+        return slots.prepare(graph, self.device, self.recipe, overlap.elementwise_space(graph, regions), overlap.inplace_pairs(graph, regions))
 
     # -- running --------------------------------------------------------------------------------------------------------------------------
     def execute(self, pack: variant_pack.Pack, workspace: Any = None, stream: int = 0) -> None:

@@ -1,58 +1,29 @@
 """From a user's variant pack to addresses: which buffer belongs to which tensor, and whether it can be it.
 
-Everything that only depends on the plan is worked out once, in :func:`prepare`. ``Binder.bind`` is on the path of every execute: it looks values up,
+Everything that only depends on the plan is worked out once (see ``slots``). ``Binder.bind`` is on the path of every execute: it looks values up,
 checks what it can see (device, data type, room, alignment, overlap) and gives addresses. It holds no state, so threads may share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphdnn.codegen.recipes import launches
-from graphdnn.codegen.spec import PointerParam, Recipe, TensorScalar
-from graphdnn.dtypes import data_type, info
+from graphdnn.dtypes import info
 from graphdnn.errors import KindError, ValidationError, explain
-from graphdnn.ir.opgraph import OperationGraph
-from graphdnn.ir.tensor import Dims, Tensor, TensorDecl
+from graphdnn.ir.tensor import Tensor, TensorDecl
 from graphdnn.plans import buffers, scalars
-from graphdnn.plans.assemble import arg_buffer, bytes_below, tensor_bytes
-from graphdnn.plans.assemble import buffers as named_buffers
 from graphdnn.plans.buffers import ADDRESSES, KINDS, NUMPY, OTHER, TORCH, Facts
 from graphdnn.plans.overlap import disjoint
 from graphdnn.plans.quick import Quick
 
-if TYPE_CHECKING:
-    from graphdnn.device import DeviceProps
-
 Pack = Mapping[Any, Any]
 Bound = tuple[Mapping[int, int], Mapping[int, "float | int"], int]
 Placed = tuple[list[int], Mapping[int, "float | int"], int]
-
-_STANDS_FOR: dict[data_type, tuple[str, ...]] = {
-    data_type.HALF: ("uint16", "int16", "void16"),
-    data_type.BFLOAT16: ("uint16", "int16", "void16"),
-    data_type.BOOLEAN: ("uint8", "int8"),
-    data_type.UINT8: ("bool",),
-    data_type.INT4: ("uint8", "int8"),
-    data_type.FP4_E2M1: ("uint8", "int8", "float4_e2m1fn_x2"),
-} | dict.fromkeys((data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP8_E8M0), ("uint8", "int8", "void8"))
-"""Integer storage of the same size that frameworks without a data type use for it."""
-
-
-TMA_ALIGNMENT = 16
-"""Bytes that the address in a TMA descriptor must be divisible by."""
 _MAX_KEYS = 64
-_NEVER = 2**62
+NEVER = 2**62
 """More bytes than a buffer has: it is looked at closely."""
-
-
-def accepted(dtype: data_type) -> frozenset[str]:
-    """Names of array data types that may hold ``dtype``. Packed types are not held by their one-value-a-byte array types."""
-    facts = info(dtype)
-    own = () if facts.bits < 8 else (facts.numpy,)
-    return frozenset((*own, *_STANDS_FOR.get(dtype, ())))
 
 
 class Misaligned(ValidationError):
@@ -180,7 +151,7 @@ class Binder:
             if at in self.packed:
                 facts = buffers.facts(value)
                 if facts.room is not None:
-                    found[self.slots[at].index] = (_NEVER if facts.before is None else facts.before, facts.room)
+                    found[self.slots[at].index] = (NEVER if facts.before is None else facts.before, facts.room)
         return found
 
     def _addresses(self, found: Sequence[Any]) -> list[int]:
@@ -346,82 +317,3 @@ def expect_mapping(pack: Any, what: str = "the variant pack", keys: str = "tenso
 
 def _missing(label: str) -> ValidationError:
     return ValidationError(explain(f"missing buffer for {label}", fix="put it into the variant pack under its tensor, uid or name"))
-
-
-def prepare(
-    graph: OperationGraph, device: DeviceProps, recipe: Recipe, space: Dims | None = None, inplace: frozenset[tuple[int, int]] = frozenset()
-) -> Binder:
-    """The binder of a plan. ``space``: see :func:`overlap.elementwise_space`; an output of these dims may lie exactly on an input that is alike.
-    ``inplace``: further (output, input) ids that may share memory."""
-    needs = _alignments(recipe)
-    numbers = sorted({a.index for x in launches(recipe) for a in x.args if isinstance(a, TensorScalar)})
-    names = {t: accepted(graph.tensors[t].dtype) for t in needs}
-    outputs = set(graph.outputs)
-    cpu = device.kind == "cpu"
-    slots = []
-    for t in sorted(needs):
-        total, below = tensor_bytes(graph.tensors[t]), bytes_below(graph.tensors[t])
-        slots.append(Slot(t, graph.tensors[t], total - below, below, 1 if cpu else needs[t], t in outputs, names[t], set(_known(names[t]))))
-    order = [s.tensor for s in slots] + [graph.tensors[t] for t in numbers]
-    by_name: dict[str, int | None] = {}
-    for at, tensor in enumerate(order):
-        by_name[tensor.name] = None if tensor.name in by_name else at
-    defaults = {t: _stored(graph.tensors[t]) for t in numbers if graph.tensors[t].value is not None}
-    return Binder(
-        slots=tuple(slots),
-        ids=tuple(s.index for s in slots),
-        numbers=tuple((t, graph.tensors[t], scalars.converter(graph.tensors[t].dtype)) for t in numbers),
-        by_uid={t.uid: at for at, t in enumerate(order)},
-        by_name=by_name,
-        defaults=defaults,
-        checks=tuple((s.types, _NEVER if s.below else s.nbytes, s.alignment - 1, s.written) for s in slots),
-        keys={t.uid: at for at, t in enumerate(order)},
-        apart=set(),
-        pairs=tuple(_pairs(slots, space, inplace)),
-        host=device.kind != "cuda",
-        device="cpu" if device.kind != "cuda" else f"cuda:{max(device.index, 0)}",
-        ordinal=device.index,
-        workspace=recipe.workspace,
-        packed=frozenset(at for at, s in enumerate(slots) if s.tensor.ragged),
-        workspace_alignment=1 if cpu else max([16, *(p.alignment for k in recipe.kernels for p in k.params if isinstance(p, PointerParam))]),
-    )
-
-
-def _stored(tensor: Tensor) -> float | int:
-    assert tensor.value is not None
-    return scalars.converter(tensor.dtype)(tensor.value)
-
-
-def _known(names: Iterable[str]) -> Iterable[Any]:
-    """NumPy data types of these names, so that the first bind is as fast as the others."""
-    import numpy as np
-
-    for name in names:
-        try:
-            yield np.dtype(name)
-        except TypeError:
-            continue
-
-
-def _alignments(recipe: Recipe) -> dict[int, int]:
-    """Tensor id -> what the kernels rely on, in bytes."""
-    found = {b.index: 1 for b in named_buffers(recipe) if b.kind == "tensor"}
-    for launch in launches(recipe):
-        for param, arg in zip(recipe.kernels[launch.kernel].params, launch.args, strict=True):
-            buffer = arg_buffer(arg)
-            if buffer is not None and buffer.kind == "tensor":
-                alignment = param.alignment if isinstance(param, PointerParam) else TMA_ALIGNMENT
-                found[buffer.index] = max(found[buffer.index], alignment)
-    return found
-
-
-def _pairs(slots: Sequence[Slot], space: Dims | None, inplace: frozenset[tuple[int, int]]) -> Iterable[tuple[int, int, int, int, int, bool]]:
-    for i, out in enumerate(slots):
-        if not out.written or not out.nbytes:
-            continue
-        for j, other in enumerate(slots):
-            if i == j or not other.nbytes or (other.written and j < i):
-                continue
-            a, b = out.tensor, other.tensor
-            alike = (a.dim, a.strides, info(a.dtype).bits) == (b.dim, b.strides, info(b.dtype).bits)
-            yield i, j, out.nbytes, other.nbytes, other.below, not other.written and alike and (a.dim == space or (out.index, other.index) in inplace)

@@ -439,18 +439,16 @@ def test_forked_child_has_its_own_pool(add: tuple[KernelSpec, Binary]) -> None:
 
 
 RELOAD = """
-import sys, time
+import sys
 import numpy as np
 from graphdnn.codegen.spec import Binary, Buffer, KernelSpec, Launch, PointerParam, Recipe, TensorScalar, ScalarParam
 from graphdnn.targets.cpu import CpuTarget
 import llvmlite.binding
 target = CpuTarget()
-start = time.perf_counter()
 key = target.toolchain_key()
 spec = KernelSpec("test", "root", (PointerParam("a", "float64"), PointerParam("o", "float64", 1, True)))
 code = open(sys.argv[1], "rb").read()
 executable = target.load(Recipe((spec,), (Launch(0, 1000, (Buffer("tensor", 0), Buffer("tensor", 1)), 64),)), [Binary("root", code)])
-taken = time.perf_counter() - start
 a, o = np.linspace(1, 9, 1000), np.zeros(1000)
 executable.run({0: a.ctypes.data, 1: o.ctypes.data}, {}, 0, 0)
 import math
@@ -458,19 +456,17 @@ assert (o == [math.lgamma(x) for x in a]).all() or np.allclose(o, [math.lgamma(x
 loaded = [m for m in ("numba", "jinja2", "networkx", "torch") if m in sys.modules]
 assert not loaded, loaded
 assert key == sys.argv[2], key
-print(taken)
 """
 
 
 def test_object_loads_in_a_new_process_without_numba(tmp_path: Path) -> None:
-    """With a call to libm; in well under the time that importing numba takes."""
+    """With a call to libm."""
     _, binary = build(ROOT, pointer("a", "float64"), pointer("o", "float64", True))
     assert binary.facts["calls"] == ["lgamma"]
     path = tmp_path / "root.bin"
     path.write_bytes(binary.code)
     run = subprocess.run([sys.executable, "-c", RELOAD, str(path), TARGET.toolchain_key()], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 0.2
 
 
 def test_toolchain_key_names_what_decides_the_code() -> None:

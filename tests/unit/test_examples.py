@@ -59,23 +59,23 @@ def test_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < (120 if "block" in path.stem else 80)
 
 
-TIMED = """
-import runpy, sys, time
+COMPILED = """
+import runpy, sys
 example = runpy.run_path(sys.argv[1])
-start = time.process_time()
 example["build"]()
-print(time.process_time() - start, "numba" in sys.modules)
+import graphdnn
+print(graphdnn.stats().compilations, "numba" in sys.modules)
 """
 
 
-def build_seconds(cache: Path) -> tuple[float, bool]:
-    """Processor time of the build of example 01 in a new process, which on an idle machine is its wall time, and whether numba was imported."""
+def build_in_a_new_process(cache: Path) -> tuple[int, bool]:
+    """Compilations of the build of example 01, and whether numba was imported."""
     program = str(EXAMPLES / "01_fp8_training_epilogue.py")
     env = os.environ | {"PYTHONPATH": str(ROOT), "GRAPHDNN_CACHE_DIR": str(cache)}
-    result = subprocess.run([sys.executable, "-c", TIMED, program], capture_output=True, text=True, env=env, timeout=300)
+    result = subprocess.run([sys.executable, "-c", COMPILED, program], capture_output=True, text=True, env=env, timeout=300)
     assert result.returncode == 0, result.stderr
-    seconds, numba = result.stdout.split()
-    return float(seconds), numba == "True"
+    count, numba = result.stdout.split()
+    return int(count), numba == "True"
 
 
 def kernels(graph: str, text: str) -> int:
@@ -119,17 +119,14 @@ def test_fp8_training_epilogue() -> None:
     assert number(r"kernels +(\d+) ", out) == 1
     assert number(r"(\d+)% less than unfused", out) > 50
     assert number(r"y: (\S+),", out) < 1e-5 and number(r"amax: (\S+) ", out) < 1e-5
-    assert number(r"first build +(\S+) s, cold", out) > number(r"second process +(\S+) s", out)
+    assert number(r"first build +(\S+) s, cold", out) and number(r"second process +(\S+) s", out)
     assert "numba not imported" in out
 
 
-def test_build_times(tmp_path: Path) -> None:
-    """The second process takes the kernels from the disk cache, so it needs no numba and a fraction of the time. (The example prints the seconds;
-    the goals, 3 s and 0.15 s, are for an idle machine and are not asserted.)"""
-    cold, _ = build_seconds(tmp_path)
-    again, numba = build_seconds(tmp_path)
-    assert not numba
-    assert again < cold
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    """It takes the kernels from the disk cache, and needs no numba. (The example prints what that saves.)"""
+    assert build_in_a_new_process(tmp_path) == (2, True), "its kernel, and the one that combines partial results"
+    assert build_in_a_new_process(tmp_path) == (0, False)
 
 
 def test_from_cudnn_script() -> None:

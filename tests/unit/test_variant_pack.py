@@ -21,7 +21,7 @@ from graphdnn.ir.node import Node
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.ir.tensor import Tensor, TensorDecl
 from graphdnn.plans import buffers, scalars
-from graphdnn.plans.variant_pack import accepted, prepare
+from graphdnn.plans.slots import accepted, prepare
 
 F32 = data_type.FLOAT
 CUDA = devices.describe("sm_90")
