@@ -21,6 +21,7 @@ from functools import cached_property
 from graphdnn.codegen import render
 from graphdnn.codegen.recipes import launches, relaunched
 from graphdnn.codegen.spec import Constant, KernelSpec, Launch, Recipe, ScalarParam
+from graphdnn.ir.extent import plain
 
 Owned = tuple[tuple[int, ...], ...]
 Shape = tuple[str, tuple[str, ...]]
@@ -230,5 +231,6 @@ def parametric(recipe: Recipe, owned: Owned, forms: Forms) -> tuple[Recipe, Owne
     def change(x: Launch) -> Launch:
         return replace(x, kernel=place[x.kernel], args=made[x.kernel][1] + x.args)
 
-    steps = tuple(relaunched(s, change) for s in recipe.steps if not (isinstance(s, Launch) and not s.grid))
-    return replace(recipe, kernels=tuple(made[k][0] for k in kept), steps=steps), tuple(tuple(place[k] for k in row if k in place) for row in owned)
+    steps = tuple(plain(relaunched(s, change)) for s in recipe.steps if not (isinstance(s, Launch) and not s.grid))
+    recipe = replace(recipe, kernels=tuple(made[k][0] for k in kept), steps=steps, workspace=int(recipe.workspace))
+    return recipe, tuple(tuple(place[k] for k in row if k in place) for row in owned)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 
 class Extent(int):
     """The extent of a dim that differs from call to call, or a product or a number of tiles made of such.
@@ -60,3 +63,14 @@ def varies(n: int) -> bool:
 def share(n: int, by: int) -> int:
     """``n`` // ``by``: a number that varies if ``n`` does and ``by`` does not. (Of two that vary the quotient may be the same for all.)"""
     return Extent(int(n) // by) if varies(n) and not varies(by) else int(n) // int(by)
+
+
+def plain(value: Any) -> Any:
+    """``value``, a number or a dataclass or tuple of such, in numbers that are what they seem: for whoever runs what was lowered."""
+    if isinstance(value, Extent):
+        return int(value)
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: plain(getattr(value, f.name)) for f in fields(value)})
+    return value

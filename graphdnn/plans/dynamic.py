@@ -19,6 +19,7 @@ from graphdnn.codegen.tape import TapeTooLong
 from graphdnn.dtypes import info
 from graphdnn.engines import ENGINES
 from graphdnn.errors import GraphError
+from graphdnn.ir.extent import plain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.passes.regions import Partition
 from graphdnn.plans import cache, candidates, heuristics
@@ -217,7 +218,7 @@ class ShapePlans:
 
 def numbered(graph: OperationGraph) -> OperationGraph:
     """The graph of one shape in plain numbers: whoever asks a plan for its graph may ask whether an extent is 1 (see ``ir.extent``)."""
-    return replace(graph, tensors=tuple(replace(t, dim=tuple(map(int, t.dim)), stride=tuple(map(int, t.stride))) for t in graph.tensors))
+    return replace(graph, tensors=tuple(replace(t, dim=plain(t.dim), stride=plain(t.stride)) for t in graph.tensors))
 
 
 def _loosened(graph: OperationGraph) -> OperationGraph:

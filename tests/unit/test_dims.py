@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -441,3 +442,10 @@ def test_sums_and_products_tell_their_only_unknown_dim() -> None:
         g.execute({"X": np.zeros((8, 15, 3), np.float32), "Y": np.zeros((8, 15, 3), np.float32)}, None)
     with pytest.raises(ValidationError, match="dim 'm' is not known"):
         g.execute({"X": np.zeros((1, 0, 3), np.float32), "Y": np.zeros((1, 0, 3), np.float32)}, None)
+
+
+def test_threads_that_need_other_shapes_of_one_graph() -> None:
+    g = graph(Dim("rows", 0, 200), Dim("columns", 0, 50))
+    g.build([heur_mode.A])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda shape: check(g, *shape), [(rows, columns) for rows in (0, 1, 7, 64, 199, 33) for columns in (1, 8, 50, 0)] * 2))
