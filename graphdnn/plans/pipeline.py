@@ -19,7 +19,7 @@ from graphdnn.ir.tensor import Tensor, TensorDecl
 from graphdnn.plans import cuda_graphs
 from graphdnn.plans.assemble import Arena
 from graphdnn.plans.plan import ExecutionPlan
-from graphdnn.plans.variant_pack import Binder
+from graphdnn.plans.variant_pack import Binder, Placed
 
 if TYPE_CHECKING:
     from graphdnn.targets.cuda_graph import Replay
@@ -45,6 +45,15 @@ class Stage:
         """The plan's pack: what the caller gave, and addresses in intermediates, which begin at ``starts``."""
         inside = {uid: starts[name] + self.below[uid] for uid, name in self.names.items() if name in starts}
         return inside | {uid: given[name] for uid, name in self.names.items() if name in given}
+
+    def placed(self, values: dict[int, Any], scratch: int, stream: int | None) -> tuple[ExecutionPlan, Placed]:
+        """What runs the stage, and its addresses. ValidationError for arrays on another GPU: a plan would follow them there, but not its neighbours
+        whose buffers are all inside of the pipeline."""
+        plan, found = self.plan.placed(values, scratch, stream)
+        if plan.device.index != self.plan.device.index:
+            rule, fix = "a pipeline runs on the GPU that it was built for", f"build it from graphs with device='{plan.device.text}'"
+            raise ValidationError(explain(rule, expected=f"arrays on {self.plan.device.text}", found=plan.device.text, fix=fix))
+        return plan, found
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -270,7 +279,7 @@ class Program:
         for s, (values, scratch) in zip(self.stages, self.bind(pack, workspace), strict=True):
             with s.named():
                 s.plan.ready(stream)
-                plan, (addresses, numbers, at) = s.plan.placed(values, scratch, stream)
+                plan, (addresses, numbers, at) = s.placed(values, scratch, stream)
                 binder, executable = plan.load()
                 runs.append((s, executable, addresses, numbers, at, binder.rooms(values) if binder.packed else None))
         for s, executable, addresses, numbers, at, rooms in runs:
@@ -282,6 +291,7 @@ class Program:
         parts = []
         for s, (values, scratch) in zip(self.stages, self.bind(pack, workspace), strict=True):
             with s.named():
+                s.placed(values, scratch, None)
                 parts.append(cuda_graphs.nodes(s.plan, values, scratch))
         from graphdnn.targets.cuda_graph import Replay
 

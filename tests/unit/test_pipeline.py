@@ -24,6 +24,7 @@ from graphdnn.targets import cuda_driver
 from tests.fake_driver import FLOAT, AnyKernel, install, on_gpu
 from tests.helpers import built
 from tests.unit.fake_graph import FakeGraphs
+from tests.unit.test_executor import CudaArray
 
 CPU = {"device": "cpu"} | FLOAT
 
@@ -182,6 +183,16 @@ def test_packs_are_checked_before_anything_runs():
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
     return install(monkeypatch, FakeGraphs(AnyKernel()))
+
+
+@pytest.mark.parametrize("run", ["execute", "capture"])
+def test_arrays_on_another_gpu_are_refused(monkeypatch, run):
+    """With the workspace as an address, the stage between would run on the pipeline's own GPU, in memory of the other."""
+    made = three(install(monkeypatch, FakeGraphs(AnyKernel(), devices=2)))
+    shapes = {"x": (96, 64), "w": (64, 80), "y": (96, 80)}
+    arrays = {name: CudaArray(address, 1, shapes[name]) for name, address in PACK.items()}
+    with pytest.raises(ValidationError, match=r"GPU that it was built for(.|\n)*cuda:0(.|\n)*cuda:1"):
+        getattr(made, run)(arrays, WORKSPACE)
 
 
 def three(fake: FakeGraphs):
