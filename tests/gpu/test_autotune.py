@@ -1,4 +1,4 @@
-"""The tuner on a real GPU: a convolution, a matmul and a normalization. Run with ``-m gpu -s`` to see the tables."""
+"""The tuner on a real GPU: a convolution, a matmul, a normalization, planted faults. Run with ``-m gpu -s`` to see the tables."""
 
 from __future__ import annotations
 
@@ -87,3 +87,25 @@ def test_a_pack_of_torch_tensors_is_only_read(database: tuning.Database) -> None
     torch.cuda.synchronize()
     wanted = torch.nn.functional.gelu(a.float() @ b.float() + bias.float())
     assert float((y.float() - wanted).norm() / wanted.norm()) < 6e-3
+
+
+def test_faulty_candidates_are_dropped_and_the_context_stays_whole(database: tuning.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong one, one that reads and writes where nothing is (in a worker's context, not in this one), and one that ends its worker."""
+    import torch
+
+    from graphdnn.engines import ENGINES
+    from tests.unit import planted
+
+    monkeypatch.setattr("graphdnn.engines.ENGINES", (planted.Wrong(), planted.Crashing(), planted.Dying(), *ENGINES))
+    g = graphdnn.pygraph(io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32, device="cuda:0")
+    x, b = g.tensor(dim=(2, 3000, 5), layout="row", name="x"), g.tensor(dim=(1, 3000, 1), layout="row", name="b")
+    y = g.relu(g.add(x, b)).set_output(True)
+    found = g.autotune(workers=2, iterations=3)
+    print(f"\nplanted: {found}")
+    why = {r.engines[0]: r.why for r in found.dropped}
+    assert "wrong result" in why["planted_wrong"] and "ILLEGAL_ADDRESS" in why["planted_crashing"] and "exit status 3" in why["planted_dying"]
+    assert {r.engines[0] for r in found.timed} == {"pointwise"}
+    data, bias = torch.randn(2, 3000, 5, device="cuda"), torch.randn(1, 3000, 1, device="cuda")
+    out = torch.full_like(data, float("nan"))
+    g.execute({x: data, b: bias, y: out}, None)
+    assert torch.equal(out, torch.relu(data + bias))
