@@ -198,7 +198,7 @@ class Shapes(Declarations):
             return plan
         expect_mapping(pack)
         values = self._values(pack, given or {}, told or {})
-        if not plans.known(values) and targets.get(plan.device).capturing(stream):
+        if not plans.known(values) and not plan.device.described and targets.get(plan.device).capturing(stream):
             named = dict(zip(self.dims, values, strict=True))
             raise ExecutionError(
                 explain(

@@ -50,6 +50,9 @@ class Tuning(Planning):
         from graphdnn.plans import autotune
 
         plans.check_support()
+        if autotune.in_capture(plans):
+            log.warning("benchmark mode takes the heuristic's plan: nothing is timed while a stream is being captured")
+            return False
         try:
             autotune.tune(plans, None, None, autotune.Options(self._workspace_limit))
         except NotSupportedError as error:
@@ -81,7 +84,7 @@ class Tuning(Planning):
         The heuristic's plan is kept unless another one is faster by more than noise. The result goes to the tuning database. In deterministic mode
         nothing is timed. A graph with dims is tuned at their hints. Makes plans by heuristics first if there are none. NotSupportedError for the
         simulator, a described device, packed tensors without a pack, where there is no memory for the copies, and where no plan is left; BuildError
-        if no plan builds; ExecutionError if none gives right results; ValidationError, KindError for arguments.
+        if no plan builds; ExecutionError if none gives right results, and while a CUDA graph is captured; ValidationError, KindError for arguments.
         """
         from graphdnn.plans import autotune as tuner
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from graphdnn import log
+from graphdnn import log, targets
 from graphdnn.errors import BuildError, ExecutionError, GraphError, NotSupportedError, ValidationError, explain
-from graphdnn.plans import buffers, cache, contest, tuning, workers
+from graphdnn.plans import buffers, cache, contest, streams, tuning, workers
+from graphdnn.plans.assemble import tensor_bytes
 from graphdnn.plans.contest import Arena, Contender, Judge
 
 if TYPE_CHECKING:
@@ -133,6 +135,9 @@ def tune(plans: PlanSet, pack: Mapping[Any, Any] | None, workspace: Any, options
     found = stored(plans, options) if options.reuse else None
     if found is None:
         can_be_timed(plans)
+        if in_capture(plans):
+            rule, fix = "plans cannot be timed while a stream is being captured into a CUDA graph", "call autotune() before the capture begins"
+            raise ExecutionError(explain(rule, expected="no capture under way: a tuning allocates memory and waits", fix=fix))
         found = _Tuning(plans, options).run(pack, workspace)
     return replace(found, taken=time.perf_counter() - start)
 
@@ -143,6 +148,15 @@ def can_be_timed(plans: PlanSet) -> None:
     if device.kind == "cudasim" or device.described:
         why = "the simulator's time says nothing of a GPU's" if device.kind == "cudasim" else "nothing can run on a described device"
         raise NotSupportedError(explain(f"plans for {device.text} cannot be timed: {why}", expected="cpu or a CUDA device that is present"))
+
+
+def in_capture(plans: PlanSet, stream: int = 0) -> bool:
+    """Whether ``stream``, or one that a framework uses now, is being captured."""
+    device = plans.device
+    if device.kind != "cuda" or device.described:
+        return False
+    target = targets.get(device)
+    return any(target.capturing(s) for s in {stream} | streams.in_use(device))
 
 
 def _limit(limit: int | None, of_list: int | None, workspace: Any) -> int | None:
@@ -192,6 +206,16 @@ def stored(plans: PlanSet, options: Options) -> Tuned | None:
 def _row(plans: PlanSet, index: int, seconds: float | None = None, **facts: Any) -> Row:
     plan = plans.plan_at(index)
     return Row(index, plan.name, tuple(c.name for c in plan.choices), tuple(c.knobs for c in plan.choices), seconds, **facts)
+
+
+def _room(plans: PlanSet, indexes: Iterable[int]) -> int:
+    """How many processes may run plans on the CPU at once, so that none is killed for want of memory: each has inputs and outputs of its own, and
+    makes the inputs in float64 first."""
+    if plans.device.kind == "cuda" or not hasattr(os, "sysconf"):  # a GPU says when it has no more
+        return sys.maxsize
+    tensors = 4 * sum(tensor_bytes(t) for t in plans.graph.tensors if not t.virtual)
+    each = tensors + max(plans.plan_at(i).workspace_bytes for i in indexes)
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // max(each, 1))
 
 
 def _check(plan: ExecutionPlan, pack: Mapping[Any, Any] | None, workspace: Any) -> None:
@@ -275,6 +299,7 @@ class _Tuning:
         chosen = list(indexes)
         count = min(os.cpu_count() or 1, 8) if self.options.workers is None else self.options.workers
         if count:
+            count = max(1, min(count, _room(self.plans, chosen)))
             cache.tell(f"tuning: {len(chosen)} plans to build in {min(count, len(chosen))} processes")
             outcomes = workers.build([self.plans.plan_at(i) for i in chosen], count, self.options.timeout_s, cache.tell)
             self.dropped.update({i: o.error for i, o in zip(chosen, outcomes, strict=True) if o.error})

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from graphdnn import device as devices
@@ -17,58 +15,22 @@ from graphdnn.errors import BuildError, ExecutionError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.passes.regions import Partition, Region
-from graphdnn.plans import cache, heuristics, overlap, slots, variant_pack
+from graphdnn.plans import cache, heuristics, overlap, ranges, slots, variant_pack
 from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate, Option
 from graphdnn.plans.variant_pack import Binder
 from graphdnn.targets.base import Executable
-from graphdnn.targets.limits import Rooms
 
 if TYPE_CHECKING:
     from graphdnn.codegen.parametric import Forms
     from graphdnn.plans.executor import Executor
     from graphdnn.plans.known import Known
-    from graphdnn.targets.cuda_graph import Nodes
     from graphdnn.targets.cuda_launch import CudaExecutable
 
 Owned = tuple[tuple[int, ...], ...]
 """For each region the indexes of its kernels in the recipe."""
 Lowered = tuple[Recipe, Owned]
-
-
-class _Ranged(Executable):
-    """An executable whose runs are NVTX ranges."""
-
-    def __init__(self, inner: Executable, name: str, nvtx: Any) -> None:
-        self._inner, self._name, self._nvtx = inner, name, nvtx
-
-    def arrange(self, ids: Sequence[int]) -> None:
-        """See the base class."""
-        super().arrange(ids)
-        self._inner.arrange(ids)
-
-    def run(
-        self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int, stream: int, rooms: Rooms | None = None
-    ) -> None:
-        """Run inside a range."""
-        self._nvtx.push_range(self._name)
-        try:
-            self._inner.run(pointers, scalars, workspace, stream, rooms)
-        finally:
-            self._nvtx.pop_range()
-
-    def graph_nodes(self, pointers: Mapping[int, int], scalars: Mapping[int, float | int], workspace: int) -> Nodes:
-        """Those of the executable: a CUDA graph has no ranges."""
-        return self._inner.graph_nodes(pointers, scalars, workspace)
-
-
-def _ranged(executable: Executable, name: str) -> Executable:
-    """With ranges where package nvtx is installed."""
-    if find_spec("nvtx") is None:
-        log.warning("GRAPHDNN_NVTX is set but package nvtx is not installed; no ranges are written (pip install nvtx)")
-        return executable
-    return _Ranged(executable, f"graphdnn {name}", import_module("nvtx"))
 
 
 class Note(str):
@@ -252,7 +214,7 @@ class ExecutionPlan:
                     spans = {s.index: (-s.below, s.nbytes) for s in binder.slots if not self.graph.tensors[s.index].ragged}
                     executable.set_extents(spans, self.workspace_bytes)
                 if env.nvtx():
-                    executable = _ranged(executable, self.name)
+                    executable = ranges.within(executable, self.name)
                 executable.arrange(binder.ids)
                 if executable.native is not None:
                     from graphdnn.plans.known import Known
@@ -322,13 +284,13 @@ class ExecutionPlan:
 
     def ready(self, stream: int) -> tuple[Binder, Executable]:
         """:meth:`load`; ExecutionError where that is work (a plan that came with a pickle) and ``stream`` is captured."""
-        if self._ready is None and not self.device.described:
+        if self._ready is None:
             self.refuse_in_capture(stream, f"plan '{self.name}' is not loaded yet", "execute() once before the capture begins")
         return self.load()
 
     def refuse_in_capture(self, stream: int | None, what: str, fix: str, cause: Exception | None = None) -> None:
         """Raise the error for a step that an execute on ``stream`` would have to do first, if that is being captured. None: no stream is used."""
-        if stream is not None and targets.get(self.device).capturing(stream):
+        if stream is not None and not self.device.described and targets.get(self.device).capturing(stream):
             rule = f"{what}, and the stream is being captured into a CUDA graph, where nothing is built or loaded"
             raise ExecutionError(explain(rule, expected="a plan that is ready before the capture begins", fix=fix)) from cause
 

@@ -51,6 +51,16 @@ def current(pack: Mapping[Any, Any], device: DeviceProps) -> int:
     return 0
 
 
+def in_use(device: DeviceProps) -> set[int]:
+    """The legacy default stream, and the current one of every framework that works on ``device``."""
+    found, torch, cupy = {0}, sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and torch.cuda.is_initialized():
+        found.add(_of_torch(torch, max(device.index, 0)))
+    if cupy is not None:
+        found.add(int(cupy.cuda.get_current_stream().ptr))
+    return found
+
+
 def _of_torch(torch: Any, index: int) -> int:
     """Without the Stream object that ``torch.cuda.current_stream`` makes, where torch has the function that its own kernels' launchers call."""
     raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)

@@ -171,7 +171,7 @@ class Database:
         if not self._there():
             return []
         if not all(os.access(p, os.W_OK) for p in (self.path, self.path.parent)):
-            return self._only_read(where, values)
+            return self.only_read(where, values)
         return self._do(lambda db: _read(db, where, values, self.path))
 
     def measured(self, key: Key, workspace_limit: int | None = None, candidates: int = 1, filters: str = "") -> list[Measured]:
@@ -196,11 +196,8 @@ class Database:
 
         return self._do(delete) if self._there() else 0
 
-    def only_read(self) -> list[Run]:
-        """All runs of a file that must not be changed: another one's. A damaged file is a SerializationError."""
-        return self._only_read("", ())
-
-    def _only_read(self, where: str, values: tuple[str, ...]) -> list[Run]:
+    def only_read(self, where: str = "", values: tuple[str, ...] = ()) -> list[Run]:
+        """Runs (``where``: SQL) of a file that must not be changed: another one's. A damaged file is a SerializationError."""
         import sqlite3
 
         # SQLite would write beside a file in WAL mode, even to read it: in a folder that cannot be written, nobody changes the file either

@@ -30,8 +30,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path) -> FakeTiming:
     return install(monkeypatch, FakeTiming())
 
 
-def graph() -> graphdnn.pygraph:
-    g = graphdnn.pygraph(device="cuda:0", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32)
+def graph(**settings: bool) -> graphdnn.pygraph:
+    g = graphdnn.pygraph(device="cuda:0", io_data_type=F32, intermediate_data_type=F32, compute_data_type=F32, **settings)
     a, b = g.tensor(dim=(2, 64, 32), layout="row", name="a"), g.tensor(dim=(2, 32, 48), layout="row", name="b")
     g.relu(g.matmul(a, b)).set_output(True)
     g.build_operation_graph()
@@ -63,6 +63,16 @@ def test_buffers_rotate_and_exceed_the_cache(fake: FakeTiming) -> None:
     addresses = {s.address(t) for s in arena.sets for t in s.kept}
     assert len(addresses) == len(arena.sets) * len(arena.sets[0].kept)
     assert all((s.raw(t) == arena.sets[0].raw(t)).all() for s in arena.sets for t in s.kept)
+
+
+def test_nothing_is_timed_in_a_capture(fake: FakeTiming) -> None:
+    fake.captured.add(0)
+    fake.calls.clear()
+    with pytest.raises(ExecutionError, match="while a stream is being captured.*before the capture begins"):
+        graph().autotune(workers=0)
+    g = graph(benchmark=True)
+    g.build_plans()
+    assert g.plan.built and not [c for c in fake.calls if "Alloc" in c or "Synchronize" in c or "BeginCapture" in c]
 
 
 def test_a_call_that_fails_ends_the_capture(fake: FakeTiming) -> None:

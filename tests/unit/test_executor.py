@@ -286,3 +286,14 @@ def test_arrays_of_other_libraries_are_checked_every_time(fake: FakeCuda) -> Non
         for _ in range(2):
             with pytest.raises(ValidationError, match=message):
                 g.plan.execute(pack | {4: wrong})
+
+
+def test_other_shapes_on_a_described_device_say_that_it_is_described() -> None:
+    """Not that there is no driver, which this machine may have."""
+    n = graphdnn.Dim("n", 1, 64)
+    for dim, more in ((n, {"dims": {"n": 5}}), (4, {"override_uids": [1, 2], "override_shapes": [[5, 8]] * 2, "override_strides": [[8, 1]] * 2})):
+        g = graphdnn.pygraph(device="sm_90", io_data_type="float32", compute_data_type="float32", is_override_shape_enabled=dim == 4)
+        g.relu(g.tensor(dim=[dim, 8], layout="row", uid=1)).set_output(True).set_uid(2)
+        g.build([graphdnn.heur_mode.A])
+        with pytest.raises(ExecutionError, match="built for a described device"):
+            g.execute({1: 1 << 20, 2: 2 << 20}, None, **more)
