@@ -124,7 +124,8 @@ class Tuned:
         if self.source != "measured":
             return f"plan {self.chosen}, from {self.source}; nothing was timed"
         faster = f"{1 / self.ratio:.2f} times as fast as the heuristic's" if self.chosen != self.heuristic else "the heuristic's"
-        return f"plan {self.chosen}, {faster} (noise {self.noise:.1%}); slowest over fastest {self.spread:.1f}; {len(self.dropped)} dropped"
+        noise = f" (noise {self.noise:.1%})" if self.noise else ""  # none where nothing was compared with the heuristic's
+        return f"plan {self.chosen}, {faster}{noise}; slowest over fastest {self.spread:.1f}; {len(self.dropped)} dropped"
 
 
 def tune(plans: PlanSet, pack: Mapping[Any, Any] | None, workspace: Any, options: Options) -> Tuned:
@@ -245,7 +246,7 @@ class _Tuning:
         _check(self.plans.plan_at(fitting[0]), pack, workspace)
         usable = self._built(fitting)
         if not usable:
-            raise BuildError(self._text("no plan could be built"))
+            raise BuildError(self._text("no plan could be built", "workers=0 builds in this process" if self.options.workers != 0 else None))
         arena = Arena(self.plans.plan_at(usable[0]), pack, workspace)
         judge = self._judge(arena, usable)
         right: list[Contender] = []
@@ -273,9 +274,9 @@ class _Tuning:
         log.debug(f"tuning: plan {self.plans.name_at(index)} is dropped: {why}")
         self.dropped[index] = why
 
-    def _text(self, rule: str) -> str:
+    def _text(self, rule: str, fix: str | None = None) -> str:
         lines = "".join(f"\n  - {self.plans.name_at(i)}: {why.splitlines()[0]}" for i, why in sorted(self.dropped.items()))
-        return explain(rule) + lines
+        return explain(rule, fix=fix) + lines
 
     def _fitting(self) -> list[int]:
         """Plans worth building, the best guess first."""

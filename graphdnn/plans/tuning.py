@@ -390,9 +390,10 @@ def verify(run: Run, digest: str) -> None:
         raise ValueError(f"run {run.id[:40]} has another checksum")
     if not 0 <= run.heuristic < len(run.results):
         raise ValueError(f"run {run.id[:40]} has no result {run.heuristic}")
-    for m in run.results:
-        if not 0 < m.seconds < math.inf or not 0 <= m.workspace < 1 << 63:
-            raise ValueError(f"run {run.id[:40]} has a plan of {m.seconds} s and {m.workspace} bytes")
+    whole = (run.pid, run.iterations, run.workspace_limit or 0, run.candidates or 0, *(m.workspace for m in run.results))
+    if not (all(0 <= n < 1 << 63 for n in whole) and all(0 < m.seconds < math.inf for m in run.results) and 0 <= run.created < 1 << 36):
+        raise ValueError(f"run {run.id[:40]} holds numbers that no tuning writes")
+    json.dumps(codec.encode(run), ensure_ascii=False).encode()  # UnicodeEncodeError, which is one, for what no file can hold
 
 
 def _choices(text: str) -> tuple[Choice, ...]:

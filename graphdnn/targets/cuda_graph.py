@@ -98,7 +98,8 @@ class Nodes:
         return after
 
     def populate(self, graph: int) -> None:
-        """Write the steps into an empty graph. ValidationError for a null one, ExecutionError for one with nodes, and from the driver."""
+        """Write the steps into an empty graph. ValidationError for a null one, ExecutionError for one with nodes, and from the driver: the graph may
+        hold some of the steps then, and is to be thrown away."""
         _not_null(graph)
         with activated(self.context):
             count = len(_handles(self.driver, "cuGraphGetNodes", graph))

@@ -188,11 +188,20 @@ def test_what_cannot_be_looked_at_or_moved_is_a_typed_error(database, tmp_path, 
     (database.path.parent / "tuning.db.lock").mkdir()
     with pytest.raises(SerializationError, match="is damaged .* and cannot be moved aside.*delete it"):
         database.runs()
-    for number in (float("nan"), float("inf"), 0.0):
-        text = tmp_path / "runs.json"
-        tuning_files.write(text, [run(1, results=(Measured("", ((3, "mm", "K(1)"),), number, 0),))])
-        with pytest.raises(SerializationError, match="has a plan of"):
-            tuning_files.load(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"results": (Measured("", ((3, "mm", "K(1)"),), s, w),)} for s, w in ((float("nan"), 0), (float("inf"), 0), (0.0, 0), (1.0, -1), (1.0, 1 << 63))]
+    + [{"pid": 1 << 70}, {"candidates": -1}, {"created": 1e300}, {"created": float("nan")}, {"host": "\ud800"}],
+    ids=repr,
+)
+def test_an_export_that_no_tuning_writes(tmp_path, change):
+    """Its checksum is right: a table of it, and the database, would stumble over the numbers."""
+    text = tmp_path / "runs.json"
+    tuning_files.write(text, [run(1, **change)])
+    with pytest.raises(SerializationError, match="no tuning database and no export"):
+        tuning_files.load(text)
 
 
 def test_tables_that_are_not_what_they_were_made_as_are_damage(database):
