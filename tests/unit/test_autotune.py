@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from graphdnn.plans import autotune, cache, contest, tuning, workers
 from tests.attention_cases import Case, arguments, feeds, forward
 from tests.helpers import Setup, given
 from tests.unit import planted
+from tests.unit.test_tuning import alive
 
 F32 = data_type.FLOAT
 
@@ -99,14 +101,33 @@ def test_a_candidate_that_hangs_is_killed(monkeypatch):
 
 def test_a_worker_is_killed_with_what_it_has_started_and_its_last_words_are_kept(monkeypatch, tmp_path):
     """A compiler that hangs is a process of its own."""
-    lines = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); open(sys.argv[1], 'w').write(str(p.pid)); p.wait()"
     started = tmp_path / "pid"
-    monkeypatch.setattr(workers, "_PROGRAM", f"import sys; sys.argv = ['', {str(started)!r}]; {lines}")
-    worker = workers.Worker()
-    assert "did not finish within 2 s" in worker.ask(b"", 2.0).error
-    worker.close()
-    stat = Path(f"/proc/{started.read_text()}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    lines = f"p = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, 'w').write(str(p.pid)); os.rename({str(tmp_path / 'new')!r}, "
+    monkeypatch.setattr(workers, "_PROGRAM", f"import os, subprocess; {lines}{str(started)!r}); p.wait()")
+
+    class WhenStarted(threading.Thread):
+        """Time is up when the worker has started something."""
+
+        def __init__(self, interval, function):
+            super().__init__(daemon=True)
+            self.function, self.off = function, threading.Event()
+
+        def run(self):
+            while not started.exists() and not self.off.wait(0.02):
+                pass
+            if started.exists():
+                self.function()
+
+        def cancel(self):
+            self.off.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Timer", WhenStarted)
+        worker = workers.Worker()
+        assert "did not finish within 2 s" in worker.ask(b"", 2.0).error
+        worker.close()
+    while alive(int(started.read_text())):  # a signal takes its time; a process that got none sleeps for ten minutes
+        time.sleep(0.05)
     monkeypatch.setattr(workers, "_PROGRAM", "import no_such_module")
     worker = workers.Worker()
     assert "exit status 1 (ModuleNotFoundError: No module named 'no_such_module')" in worker.ask(b"", float("inf")).error
