@@ -151,7 +151,7 @@ def build(plans: Sequence[ExecutionPlan], count: int, timeout_s: float, tell: Ca
     pool = [Worker() for _ in range(min(count, len(plans)))]
     for worker in pool:
         free.put(worker)
-    done = itertools.count(1)
+    done, stopped = itertools.count(1), threading.Event()
 
     def one(plan: ExecutionPlan) -> Outcome:
         worker = free.get()
@@ -162,6 +162,8 @@ def build(plans: Sequence[ExecutionPlan], count: int, timeout_s: float, tell: Ca
             found = Outcome(error=f"{type(error).__name__}: {error}")
         finally:
             free.put(worker)
+        if stopped.is_set():
+            return found
         for key, binary in found.kernels:
             cache.memory.put(key, binary)
         tell(f"tuning: {next(done)} of {len(plans)} plans built; {plan.name} {found.error.splitlines()[0] if found.error else 'is fine'} "
@@ -173,6 +175,7 @@ def build(plans: Sequence[ExecutionPlan], count: int, timeout_s: float, tell: Ca
             try:
                 return list(threads.map(one, plans))
             except BaseException:  # an interrupt: nobody waits for what is left
+                stopped.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 for worker in pool:
                     worker.close()

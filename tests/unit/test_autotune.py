@@ -99,6 +99,30 @@ def test_a_candidate_that_hangs_is_killed(monkeypatch):
     assert "did not finish within 1 s" in outcome.error
 
 
+def test_an_interrupt_ends_every_worker(monkeypatch):
+    """Also one that hangs, which would else be waited for."""
+    planting(monkeypatch, planted.Hanging())
+    g, _ = pointwise()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    plans = sorted(g._plans, key=lambda p: p.choices[0].name == "planted_hanging")
+    started: list[int] = []
+    real = workers.Worker._start
+
+    def start(worker):
+        process = real(worker)
+        started.append(process.pid)
+        return process
+
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.Worker, "_start", start)
+    with pytest.raises(KeyboardInterrupt):
+        workers.build([plans[0], plans[-1]], 2, 600.0, interrupt)
+    assert len(started) == 2 and not any(map(alive, started))
+
+
 def test_a_worker_is_killed_with_what_it_has_started_and_its_last_words_are_kept(monkeypatch, tmp_path):
     """A compiler that hangs is a process of its own."""
     started = tmp_path / "pid"
