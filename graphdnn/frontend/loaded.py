@@ -21,7 +21,7 @@ class LoadedPlans:
 
     def __init__(self, plan: ExecutionPlan) -> None:
         """Wrap ``plan``, which is built."""
-        self.chosen = plan
+        self.chosen = self.ready = plan
 
     def count(self) -> int:
         """One."""

@@ -306,7 +306,10 @@ class Planning(Shapes):
         ``dims``: extents of the graph's dims (graphdnn.Dim, by name or object), where the shapes of the arrays do not tell them.
         A CPU plan has finished on return; a CUDA plan is enqueued on the handle's stream of this moment.
         """
-        plan = (self._plan_list or self._planned()).chosen
+        plans = self._plan_list
+        plan = None if plans is None else plans.ready
+        if plan is None:
+            plan = self._planned().chosen
         known = None if override_uids or dims or self._shape_plans else plan.known
         if known is not None:
             used = self._handle if handle is None else handle

@@ -78,6 +78,7 @@ class PlanSet:
         self.workspace_limit: int | None = None
         self.oversized: set[int] = set()
         self._chosen: int | None = None
+        self.ready: ExecutionPlan | None = None
         self._lock = threading.RLock()
 
     # -- the list -------------------------------------------------------------------------------------------------------------------------
@@ -120,9 +121,9 @@ class PlanSet:
     @property
     def chosen(self) -> ExecutionPlan:
         """The plan that execute uses. BuildError before one is built."""
-        if self._chosen is None:
+        if self.ready is None:
             raise BuildError(explain("Plan index -1 is invalid.", expected="a built plan", found="none", fix="call build_plans() first"))
-        return self._plans[self._chosen]
+        return self.ready
 
     @property
     def workspace_bytes(self) -> int:
@@ -271,7 +272,7 @@ class PlanSet:
             if first is None:
                 tried = "".join(f"\n  - {name}: {str(error).splitlines()[0]}" for name, error in failures)
                 raise BuildError(f"no plan could be built: {failures[-1][1]}\ntried:{tried}{self._facts()}") from failures[-1][1]
-            self._chosen = first
+            self._chosen, self.ready = first, self._plans[first]
 
     def build_at(self, index: int, make: Callable[[ExecutionPlan], ExecutionPlan] = ExecutionPlan.build) -> None:
         """Build the plan at ``index`` and choose it. BuildError for a bad index or what does not compile, NotSupportedError for a deselected one."""
@@ -280,7 +281,7 @@ class PlanSet:
             why = self.obstacle(int(index))
             if why:
                 raise NotSupportedError(explain(f"plan {int(index)} ({plan.name}) cannot be used: {why}"))
-            self._plans[int(index)] = make(plan)
+            self.ready = self._plans[int(index)] = make(plan)
             self._chosen = int(index)
 
     def _failed(self, index: int, error: GraphError) -> None:

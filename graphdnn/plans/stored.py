@@ -94,7 +94,7 @@ class Plans(PlanSet):
         self._key, self._make, self._lock = key, make, threading.RLock()
         self._narrowed: list[tuple[str, Any]] = []
         self._chosen: int | None = None
-        self._built: ExecutionPlan | None = None
+        self.ready = None
         self._made_from: Candidate | None = None
         entry = self._entry()
         if entry is None:
@@ -122,10 +122,10 @@ class Plans(PlanSet):
             made = self._make()
             for name, value in self._narrowed:
                 getattr(made, name)(value)
-            if self._built is not None:
+            if self.ready is not None:
                 made.check_support()  # notes which plans before the chosen one cannot be used
                 assert self._chosen is not None, "it is built"
-                self._made_from, made._plans[self._chosen] = made._plans[self._chosen].candidate, self._built
+                self._made_from, made._plans[self._chosen] = made._plans[self._chosen].candidate, self.ready
             self.__dict__.update({name: value for name, value in made.__dict__.items() if name not in self.__dict__})
 
     # -- what an entry tells --------------------------------------------------------------------------------------------------------------
@@ -145,13 +145,8 @@ class Plans(PlanSet):
 
     def plan_at(self, index: int) -> ExecutionPlan:
         """See the base class."""
-        known = not self._listed and self._built is not None and type(index) is int and index == self._chosen
-        return self._built if known and self._built is not None else super().plan_at(index)
-
-    @property
-    def chosen(self) -> ExecutionPlan:
-        """See the base class."""
-        return super().chosen if self._listed or self._built is None else self._built
+        known = not self._listed and self.ready is not None and type(index) is int and index == self._chosen
+        return self.ready if known and self.ready is not None else super().plan_at(index)
 
     def check_support(self) -> None:
         """See the base class."""
@@ -212,7 +207,7 @@ class Plans(PlanSet):
             plan = pieces.plan(content, self.graph, self.device, lambda recipe: cache.kept(recipe.kernels, keys) or (), self._candidate)
             if len(plan.kernels) != len(plan.recipe.kernels):
                 return False
-            self._built, self._chosen = make(plan), index
+            self.ready, self._chosen = make(plan), index
         except (GraphError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             log.debug(f"the stored build {self._key[:16]} is not used: {error}")
             return False
