@@ -41,7 +41,8 @@ def candidates(parts: ReductionParts) -> tuple[Knobs, ...]:
 def lower(parts: ReductionParts, knobs: ReductionCpu, words: str, title: list[str]) -> Recipe:
     """Kernels and steps."""
     fields = {"header": title, "sums": parts.sum_rows(), "split": knobs.split}
-    return _columns(parts, knobs, words, fields) if knobs.columns > 1 else _rows(parts, knobs, words, fields)
+    tiled = knobs.columns > 1 and parts.outputs  # knobs of another shape meet one with a single result
+    return _columns(parts, knobs, words, fields) if tiled else _rows(parts, knobs, words, fields)
 
 
 def _loops(parts: ReductionParts) -> tuple[list[Var], Var, int]:

@@ -132,8 +132,8 @@ class Copies(Shapes):
         given = _given(*overrides)
         told: dict[int | None, Dims] = {uid: dim for uid, (dim, _) in given.items()}
         base = self._for_call(plan, pack, dims, stream, told)
-        graph = base.graph if self._shape_plans else None
-        wanted = self._differing(given, {t.uid: (t.dim, t.stride) for t in (self._tensors if graph is None else graph.tensors)})
+        declared = self._at_shape(base) if self._shape_plans else {t.uid: t for t in self._tensors}
+        wanted = self._differing(given, {uid: (t.dim, t.stride) for uid, t in declared.items()})
         if not wanted:
             return base
         if not self._override_shape:

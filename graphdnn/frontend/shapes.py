@@ -222,7 +222,14 @@ class Shapes(Declarations):
 
     def _of_call(self, plan: ExecutionPlan, pack: Mapping[Any, Any]) -> dict[int | None, Any]:
         """The graph's tensors by uid, with the dims and strides of the shapes in ``pack``. Raises what ``execute`` raises."""
-        return {t.uid: t for t in self._for_call(plan, pack, None, 0).graph.tensors}
+        return self._at_shape(self._for_call(plan, pack, None, 0))
+
+    @staticmethod
+    def _at_shape(plan: ExecutionPlan) -> dict[int | None, Any]:
+        """Tensors by uid, with the dims and strides of a plan for one shape."""
+        from graphdnn.plans.dynamic import numbered
+
+        return {t.uid: t for t in numbered(plan.graph).tensors}
 
     def _values(self, pack: Mapping[Any, Any], given: Mapping[Any, int], told: Mapping[int | None, Dims]) -> Values:
         """Extents of the dims, from ``given``, from the shapes ``told`` by uid, and from those of the arrays. ValidationError for one that is

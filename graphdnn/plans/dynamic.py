@@ -133,12 +133,14 @@ class ShapePlans:
         fitted = [f for f in (self._fitted(line, graph) for line in self.lines) if f is not None and self._promise_kept(f)]
         chosen = next((f for f in fitted if self._known(f)), None) or self._grown(fitted, graph, values)
         recipe, owned = parametric(chosen.recipe, chosen.owned, self.forms)
-        return ExecutionPlan.of(numbered(chosen.graph), self._device, chosen.candidate, self._store, lowered=(recipe, owned))
+        made = ExecutionPlan.of(chosen.graph, self._device, chosen.candidate, self._store, lowered=(recipe, owned))
+        made.forms = self.forms
+        return made
 
     def _nothing(self, graph: OperationGraph) -> ExecutionPlan:
         """The plan of a graph whose outputs have no elements: it checks its buffers and launches nothing."""
         candidate = heuristics.candidate(Partition((), ()), [], self._device.kind)
-        return ExecutionPlan.of(numbered(graph), self._device, candidate, self._store, lowered=(Recipe((), ()), ()))
+        return ExecutionPlan.of(graph, self._device, candidate, self._store, lowered=(Recipe((), ()), ()))
 
     def _known(self, fitted: Fitted) -> bool:
         return self.forms.known([fitted.recipe.kernels[k] for k in launched(fitted.recipe)])
@@ -217,7 +219,7 @@ class ShapePlans:
 
 
 def numbered(graph: OperationGraph) -> OperationGraph:
-    """The graph of one shape in plain numbers: whoever asks a plan for its graph may ask whether an extent is 1 (see ``ir.extent``)."""
+    """The graph of one shape in plain numbers: whoever is given a plan's graph may ask whether an extent is 1 (see ``ir.extent``)."""
     return replace(graph, tensors=tuple(replace(t, dim=plain(t.dim), stride=plain(t.stride)) for t in graph.tensors))
 
 

@@ -93,6 +93,7 @@ class ExecutionPlan:
         self.known: Known | None = None
         self._elsewhere: dict[int, ExecutionPlan] = {}
         self._followed = False
+        self.forms: Forms | None = None  # of a graph with dims: kernels for less aligned buffers are shared by its shapes too
         self._guards: dict[tuple[tuple[int, int], ...], ExecutionPlan] = {}
         self._lock = threading.RLock()
 
@@ -315,13 +316,16 @@ class ExecutionPlan:
                 if len(fitting) < len(options):
                     raise error
                 again = heuristics.candidate(candidate.partition, fitting, self.device.kind, candidate.label)
-                plan = self._guards[key] = ExecutionPlan.of(graph, self.device, again, self._store).build()
+                plan = ExecutionPlan.of(graph, self.device, again, self._store)
+                plan = self._guards[key] = (plan if self.forms is None else plan.sharing(self.forms)).build()
         if plan.workspace_bytes > self.workspace_bytes:
             raise error
         return plan
 
     def _guard_option(self, graph: OperationGraph, region: Region, option: Option) -> Option | None:
         """The option on a graph with smaller alignments; where its engine needs the alignment (TMA), another's that has room in the workspace."""
+        if option.engine.check(graph, region, self.device, option.knobs):  # perhaps chosen for another shape: no candidates of this one
+            return option
         same = heuristics.option_like(graph, region, self.device, option.engine, repr(option.knobs))
         if same is not None:
             return same

@@ -14,6 +14,7 @@ from typing import Any
 import graphdnn
 from graphdnn import Dim, GraphError, ValidationError, reference
 from graphdnn.frontend.symbols import LARGEST, DimExpr
+from graphdnn.plans.dynamic import numbered
 from tests.fuzz.anchors import family
 from tests.fuzz.program import Dims, Input, Op, Program, declare
 from tests.helpers import Outcome, Setup, _compare, _run_plan
@@ -291,7 +292,7 @@ class Told:
         """With the strides that the outputs have; of plain numbers where there is no plan for them."""
         try:
             self.get_workspace_size()
-            return self.plan().graph
+            return numbered(self.plan().graph)
         except GraphError:
             return self._graph._frozen_at(self._dims)
 

@@ -14,6 +14,8 @@ import pytest
 
 import graphdnn
 from graphdnn import Dim, ExecutionError, KindError, NotSupportedError, ValidationError, data_type, heur_mode
+from graphdnn.engines.base import placeholder
+from graphdnn.engines.reduction_cpu import ReductionCpu
 from graphdnn.frontend.symbols import parsed
 from graphdnn.ir.extent import Extent
 from graphdnn.plans import cache
@@ -449,3 +451,17 @@ def test_threads_that_need_other_shapes_of_one_graph() -> None:
     g.build([heur_mode.A])
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda shape: check(g, *shape), [(rows, columns) for rows in (0, 1, 7, 64, 199, 33) for columns in (1, 8, 50, 0)] * 2))
+
+
+def test_knobs_for_many_results_meet_one() -> None:
+    """Columns that were summed side by side at the hints may be one column, without a loop over results."""
+    g = float_graph()
+    g.reduction(g.tensor(name="X", dim=[40, 1], layout="row"), graphdnn.reduction_mode.ADD, axes=[0, 1]).set_output(True).set_name("Y")
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    plan = g._plans.plan_at(0)
+    region, option = plan.partition.regions[0], plan.candidate.options[0]
+    assert isinstance(option.knobs, ReductionCpu)
+    wide, narrow = (option.engine.lower(plan.graph, region, plan.device, ReductionCpu(n), placeholder(region)) for n in (64, 1))
+    assert wide.steps == narrow.steps
