@@ -91,6 +91,11 @@ def _default_threads() -> int:
     return os.cpu_count() or 1
 
 
+def _path(text: str) -> Path:
+    """ "~" is the home folder, as in a shell: a file of settings has none that would put it in."""
+    return Path(os.path.expanduser(text))
+
+
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     if base:
@@ -111,7 +116,7 @@ device: Switch[str | None] = Switch(
     lambda: None,
 )
 cache_dir: Switch[Path] = Switch(
-    "GRAPHDNN_CACHE_DIR", "folder of the kernel cache; default $XDG_CACHE_HOME/graphdnn or ~/.cache/graphdnn", "a path", Path, _default_cache_dir
+    "GRAPHDNN_CACHE_DIR", "folder of the kernel cache; default $XDG_CACHE_HOME/graphdnn or ~/.cache/graphdnn", "a path", _path, _default_cache_dir
 )
 cache: Switch[bool] = Switch("GRAPHDNN_CACHE", "0: compiled kernels are kept in memory only", "0 or 1", _flag, lambda: True)
 num_threads: Switch[int] = Switch(
@@ -155,7 +160,7 @@ tuning_db: Switch[Path] = Switch(
     "GRAPHDNN_TUNING_DB",
     "file of the tuning database; default tuning.db in the folder of the kernel cache",
     "a path",
-    Path,
+    _path,
     lambda: cache_dir() / "tuning.db",
 )
 benchmark: Switch[bool] = Switch(

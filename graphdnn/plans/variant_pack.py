@@ -237,7 +237,7 @@ class Binder:
         if not place or (place == "cpu" if self.host else place in (self.device, "cuda")):
             return
         fix = "move it to the CPU" if self.host else f"copy it to {self.device}, or build the graph with device='cpu'"
-        text = explain(f"{what} is on the wrong device", tensor=name, expected=f"memory of {self.device}", found=place, fix=fix)
+        text = explain(f"{what} is on the wrong device", tensor=name or None, expected=f"memory of {self.device}", found=place, fix=fix)
         if not self.host and place.startswith("cuda:"):
             raise Elsewhere(text, int(place[5:]))
         raise ValidationError(text)

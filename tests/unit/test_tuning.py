@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import graphdnn
-from graphdnn import cli
+from graphdnn import cli, env
 from graphdnn.errors import ExecutionError, GraphError, SerializationError
 from graphdnn.plans import tuning, tuning_files
 from graphdnn.plans.tuning import Database, Key, Measured, Run
@@ -202,6 +202,13 @@ def test_an_export_that_no_tuning_writes(tmp_path, change):
     tuning_files.write(text, [run(1, **change)])
     with pytest.raises(SerializationError, match="no tuning database and no export"):
         tuning_files.load(text)
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GRAPHDNN_TUNING_DB", "~/tuning.db")
+    monkeypatch.setenv("GRAPHDNN_CACHE_DIR", "~/cache")
+    assert tuning.database() == Database(tmp_path / "tuning.db") and env.cache_dir() == tmp_path / "cache"
 
 
 def test_tables_that_are_not_what_they_were_made_as_are_damage(database):
