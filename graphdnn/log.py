@@ -16,6 +16,8 @@ from graphdnn.errors import ValidationError, explain
 
 _lock = threading.Lock()
 _start = time.monotonic()
+STARTED_NS = time.time_ns()
+"""When this process imported graphdnn: nanoseconds since 1970."""
 
 
 def enabled(level: str) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 MAGIC = b"GDNNBULT"
 FORMAT = 1
-_STARTED = time.time_ns()
 
 
 def create(graph: OperationGraph, device: DeviceProps, modes: Sequence[str], measured: bool) -> PlanSet:
@@ -82,7 +80,7 @@ def _files() -> str | None:
                     found.append((entry.path[len(folder) :], facts.st_size, facts.st_mtime_ns))
     except OSError:
         return None
-    return repr(sorted(found)) if found and newest <= _STARTED else None
+    return repr(sorted(found)) if found and newest <= log.STARTED_NS else None
 
 
 class Plans(PlanSet):
@@ -95,6 +93,7 @@ class Plans(PlanSet):
         self._narrowed: list[tuple[str, Any]] = []
         self._chosen: int | None = None
         self.ready = None
+        self._seen: tuple[str, dict[str, Any] | None] | None = None
         self._made_from: Candidate | None = None
         entry = self._entry()
         if entry is None:
@@ -223,8 +222,15 @@ class Plans(PlanSet):
         return hashlib.sha256(repr((self._key, self._narrowed)).encode()).hexdigest() if filtered and self._narrowed else self._key
 
     def _entry(self) -> dict[str, Any] | None:
-        """What is stored for the filters so far. An entry that is damaged is counted, and written again by the next build."""
-        place, name = disk(), self._place(True)
+        """What is stored for the filters so far; it is read once."""
+        name = self._place(True)
+        if self._seen is None or self._seen[0] != name:
+            self._seen = name, self._read(name)
+        return self._seen[1]
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """An entry that is damaged is counted, and written again by the next build."""
+        place = disk()
         data = place.read(name) if place else None
         if data is None:
             return None
@@ -236,7 +242,10 @@ class Plans(PlanSet):
             return None
         names, plan = content.get("names"), content.get("plan")
         good = isinstance(names, list) and names and all(isinstance(n, str) for n in names) and isinstance(plan, dict | None)
-        return content if good and content.get("key") == name else None
+        if not good or content.get("key") != name:
+            return None
+        log.debug(f"what an earlier process built the graph to is in entry {name[:16]} of the cache; nothing is planned")
+        return content
 
     def _keep(self) -> None:
         """Write what was built. The list is stored as well where filters were set: they come after it."""
