@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -217,6 +216,8 @@ def cudasim(arch: str = "sm_90a") -> DeviceProps:
 @functools.cache
 def cpu() -> DeviceProps:
     """This machine's CPU. Bandwidth and FLOP rates are assumed from cores, clock and vector width; they do not change between runs."""
+    import platform
+
     info = _cpuinfo()
     cores = _cores()
     clock = _clock_ghz(info)

@@ -6,7 +6,6 @@ its line, so that a reader of the log can parse it.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -28,6 +27,8 @@ def enabled(level: str) -> bool:
 def quiet_compilers() -> None:
     """Keep numba from logging at DEBUG where an application sets that for its root logger: numba would write every bytecode it analyses, and
     numba-cuda 0.30.4 fails in doing so (TypeError in its ``_lazy_pformat``)."""
+    import logging
+
     for name in ("numba", "numba_cuda"):
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +61,8 @@ class KernelCache:
 
     def serialize(self) -> str:
         """The kernels as text. Holds machine code: load it only from where you would load a program."""
+        import base64
+
         kernels = {key: base64.b64encode(pack(key, binary)).decode() for key, binary in self.store.items()}
         whole: dict[str, Any] = {"format": CACHE_FORMAT, "kernels": kernels}
         if self.forms is not None:
@@ -86,6 +87,8 @@ class KernelCache:
                     "this kernel cache has been deserialized before", expected="one deserialize per object", fix="call create_kernel_cache() again"
                 )
             )
+        import base64
+
         try:
             stored = json.loads(text)
             if stored["format"] != CACHE_FORMAT:

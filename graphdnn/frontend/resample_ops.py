@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fractions import Fraction
 from math import isfinite
 from numbers import Rational
 from typing import Any
@@ -22,6 +21,8 @@ def _ratio(node: str, values: Any) -> tuple[tuple[int, int], ...]:
     """Strides as (numerator, denominator); not checked for sign."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise KindError(explain("argument 'stride' has the wrong type", node=node, expected="a list of numbers", found=repr(values)[:80]))
+    from fractions import Fraction
+
     found = []
     for v in values:
         number = as_number(f"node '{node}': an entry of stride", v)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import struct
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def write(path: Path, data: bytes) -> None:
             path.write_bytes(data)
             return
         place = Path(os.path.realpath(path))  # a link stays a link
-        work = place.with_name(f".{uuid.uuid4().hex[:16]}.part")
+        work = place.with_name(f".{os.urandom(8).hex()}.part")
         try:
             work.write_bytes(data)
             os.replace(work, place)

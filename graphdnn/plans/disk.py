@@ -11,10 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import struct
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -219,7 +217,7 @@ class DiskCache:
         return None
 
     def _scratch(self) -> Path:
-        return self.root / "tmp" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        return self.root / "tmp" / f"{os.getpid()}-{os.urandom(6).hex()}"
 
     def _sweep(self) -> None:
         """Once a process: delete what killed processes left behind."""
@@ -260,6 +258,8 @@ def _delete(path: Path) -> None:
     """Delete what is there, a folder or whatever else stands in its place."""
     try:
         if path.is_dir() and not path.is_symlink():
+            import shutil
+
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from graphdnn.errors import BuildError, ExecutionError, ValidationError, explain
 from graphdnn.ir.opgraph import OperationGraph
 from graphdnn.opspecs.fast_conv import FastConv
 from graphdnn.passes.regions import Partition, Region
-from graphdnn.plans import cache, heuristics, overlap, ranges, slots, variant_pack
+from graphdnn.plans import cache, heuristics, overlap, slots, variant_pack
 from graphdnn.plans.assemble import assemble
 from graphdnn.plans.cache import Kernel, KernelStore
 from graphdnn.plans.heuristics import Candidate, Option
@@ -215,6 +215,8 @@ class ExecutionPlan:
                     spans = {s.index: (-s.below, s.nbytes) for s in binder.slots if not self.graph.tensors[s.index].ragged}
                     executable.set_extents(spans, self.workspace_bytes)
                 if env.nvtx():
+                    from graphdnn.plans import ranges
+
                     executable = ranges.within(executable, self.name)
                 executable.arrange(binder.ids)
                 if executable.native is not None:
