@@ -7,6 +7,7 @@ workspace. So CUDA graphs, serialization and ``explain`` see the same thing, and
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -79,9 +80,10 @@ class KernelSpec:
     roles: tuple[Role, ...] = ()
 
     def digest(self) -> str:
-        """SHA-256 of the spec: the part of the cache key that graphs decide."""
+        """SHA-256 of the spec: the part of the cache key that graphs decide. The same for a spec that was stored and read again."""
         layout = (self.block, self.shared_bytes, self.min_blocks, self.cluster, self.shared, self.roles)
-        text = repr((self.template, self.name, self.params, sorted(self.fields.items()), *layout))
+        fields = json.dumps(self.fields, sort_keys=True, default=repr)  # a list and a tuple print the same, and come back from a file as one
+        text = repr((self.template, self.name, self.params, fields, *layout))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -25,6 +25,7 @@ typedef struct {
     PyTypeObject *type;       /* NULL: nothing is expected, and nothing looked at */
     const Exchange *exchange; /* NULL: an address, as int */
     int32_t ndim, device_type, device_id;
+    int maybe_negated; /* looks as the imaginary part of complex numbers may, which torch negates when it is read */
     uint32_t dtype;
     int64_t dims[2 * MAX_RANK]; /* shape, then strides */
 } Facts;
@@ -52,7 +53,8 @@ typedef struct {
     Launches *launches[MAX_FREE];
     Look *look;
     uint64_t *found;     /* scratch: addresses of the slots and the workspace; used while the GIL is held */
-    PyObject **number;   /* scratch: numbers of this call */
+    PyObject **number;   /* scratch: numbers of this call; all NULL between calls */
+    int reading;         /* a call is using `look` and the scratch: one made inside it, or by another thread, is left to Python */
 } Call;
 
 static void free_look(Call *self, Look *look) {
@@ -71,8 +73,12 @@ static void free_look(Call *self, Look *look) {
 /* For the collector of cyclic garbage: the keys of a pack may lead back to the plan. */
 static int visit_call(PyObject *object, visitproc visit, void *arg) {
     Call *self = (Call *)object;
+    const Look *look = self->look;
     Py_VISIT(Py_TYPE(object));
-    for (Py_ssize_t i = 0; self->look && i < self->look->keys; i++) Py_VISIT(self->look->key[i]);
+    for (Py_ssize_t i = 0; look && i < look->keys; i++) Py_VISIT(look->key[i]);
+    for (Py_ssize_t i = 0; look && i < self->numbers; i++) Py_VISIT(look->number[i]);
+    for (Py_ssize_t i = 0; look && i <= self->slots; i++) Py_VISIT((PyObject *)look->facts[i].type);
+    if (look) Py_VISIT(look->handle);
     return 0;
 }
 
@@ -151,6 +157,15 @@ failed:
     return NULL;
 }
 
+/* What torch says of a tensor; 1 as well where it says nothing. */
+static int is_negated(PyObject *value) {
+    PyObject *said = PyObject_CallMethodObjArgs(value, negated_name, NULL);
+    int negated = said != Py_False;
+    if (!said) PyErr_Clear();
+    Py_XDECREF(said);
+    return negated;
+}
+
 static uint32_t dtype_of(const View *v) { return (uint32_t)v->code << 24 | (uint32_t)v->bits << 16 | v->lanes; }
 
 /* The address in `value` if it looks as `facts` says and is a multiple of mask + 1; 0 if not, or if it is null. */
@@ -166,6 +181,7 @@ static uint64_t address_of(const Facts *facts, PyObject *value, uint64_t mask) {
         size_t bytes = sizeof(int64_t) * (size_t)facts->ndim;
         if (v.ndim != facts->ndim || v.device_type != facts->device_type || v.device_id != facts->device_id || dtype_of(&v) != facts->dtype) return 0;
         if (bytes && (!v.strides || memcmp(v.shape, facts->dims, bytes) || memcmp(v.strides, facts->dims + facts->ndim, bytes))) return 0;
+        if (facts->maybe_negated && is_negated(value)) return 0;
         at = (uint64_t)(uintptr_t)v.data + v.byte_offset;
     } else {
         at = PyLong_AsUnsignedLongLong(value);
@@ -187,7 +203,11 @@ static int learn_facts(Facts *facts, PyObject *value) {
             return 0;
         }
         if (v.ndim < 0 || v.ndim > MAX_RANK || (v.ndim && !v.strides)) return 0;
-        for (int i = 0; i < v.ndim; i++) facts->dims[i] = v.shape[i], facts->dims[v.ndim + i] = v.strides[i];
+        facts->maybe_negated = 1; /* unless neighbours lie side by side: then they are no parts of complex numbers */
+        for (int i = 0; i < v.ndim; i++) {
+            facts->dims[i] = v.shape[i], facts->dims[v.ndim + i] = v.strides[i];
+            if (v.shape[i] > 1 && v.strides[i] == 1) facts->maybe_negated = 0;
+        }
         facts->exchange = table, facts->ndim = v.ndim, facts->device_type = v.device_type, facts->device_id = v.device_id;
         facts->dtype = dtype_of(&v);
     }
@@ -246,15 +266,21 @@ static int read_pack(Call *self, const Look *look, PyObject *pack, PyObject *wor
     Py_ssize_t next = 0, n = 0;
     if (Py_TYPE(pack) != &PyDict_Type || PyDict_Size(pack) != look->keys) return 0;
     memset(self->found, 0, sizeof(uint64_t) * (size_t)self->slots);
-    memset(self->number, 0, sizeof(PyObject *) * (size_t)self->numbers);
-    for (; PyDict_Next(pack, &next, &key, &value); n++) {
+    for (; n < look->keys && PyDict_Next(pack, &next, &key, &value); n++) {
         Py_ssize_t at = look->position[n];
         if (!same_key(key, look->key[n])) {
             PyErr_Clear();
             return 0;
         }
-        if (at < self->slots) self->found[at] = address_of(look->facts + at, value, self->masks[at]);
-        else if (at < self->slots + self->numbers) self->number[at - self->slots] = value == Py_None ? NULL : value;
+        if (at < self->slots) {
+            Py_INCREF(value); /* a subclass of tensors may run Python code when it is looked at, and that may change the pack */
+            self->found[at] = address_of(look->facts + at, value, self->masks[at]);
+            Py_DECREF(value);
+        } else if (at < self->slots + self->numbers) {
+            PyObject *before = self->number[at - self->slots];
+            self->number[at - self->slots] = value == Py_None ? NULL : Py_NewRef(value);
+            Py_XDECREF(before);
+        }
     }
     for (Py_ssize_t i = 0; i < self->slots; i++)
         if (!self->found[i]) return 0;
@@ -286,7 +312,7 @@ static int find_stream(Call *self, const Look *look, PyObject *handle, void **st
     return !look->ignores;
 }
 
-/* Write this call's values; 0 if the driver or a number does not play along. */
+/* Write this call's addresses and numbers; 0 if a number is another matter. */
 static int write_values(const Call *self, const Look *look, Launches *into) {
     uint64_t *addresses = (uint64_t *)into->values;
     for (Py_ssize_t i = 0; i < self->sources; i++) {
@@ -297,6 +323,12 @@ static int write_values(const Call *self, const Look *look, Launches *into) {
         const Scalar *s = self->scalar + i;
         if (!write_number(s, self->number[s->number], look->number[s->number], look->values + 8 * i, into->values + 8 * s->place)) return 0;
     }
+    return 1;
+}
+
+/* Point the descriptors to this call's tensors; 0 if the driver does not play along. The context is current. */
+static int move_descriptors(Launches *into) {
+    const uint64_t *addresses = (const uint64_t *)into->values;
     for (Py_ssize_t i = 0; i < into->descriptors; i++) {
         Descriptor *d = into->descriptor + i;
         if (d->now == addresses[d->slot]) continue;
@@ -307,28 +339,46 @@ static int write_values(const Call *self, const Look *look, Launches *into) {
     return 1;
 }
 
-/* run(pack, workspace, handle): whether all is enqueued; if not, nothing was done and Python has to look. Raises what the driver refuses. */
-static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    Call *self = (Call *)object;
+/* Launch values that are this call's, filled; NULL for what Python has to look at. */
+static Launches *prepared(Call *self, PyObject *const *args, void **stream) {
     const Look *look = self->look;
-    void *stream = NULL;
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "run takes a pack, a workspace and a handle");
-    if (!look || !self->free || !read_pack(self, look, args[0], args[1]) || !find_stream(self, look, args[2], &stream)) Py_RETURN_FALSE;
     size_t bytes = sizeof(uint64_t) * (size_t)self->slots;
+    if (!look || !self->free || !read_pack(self, look, args[0], args[1]) || !find_stream(self, look, args[2], stream)) return NULL;
     if (memcmp(self->found, look->clear, bytes)) {
-        if (!apart(self, self->found)) Py_RETURN_FALSE;
+        if (!apart(self, self->found)) return NULL;
         memcpy(look->clear, self->found, bytes);
     }
     Launches *mine = self->launches[self->free - 1];
-    int entered = enter(mine, stream);
-    if (entered == REFUSED) return NULL;
+    if (!write_values(self, look, mine)) return NULL;
     self->free--;
+    return mine;
+}
+
+/* run(pack, workspace, handle): whether all is enqueued; if not, nothing was done and Python has to look. Raises what the driver refuses. */
+static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Call *self = (Call *)object;
+    void *stream = NULL;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "run takes a pack, a workspace and a handle");
+    if (self->reading) Py_RETURN_FALSE;
+    self->reading = 1;
+    Launches *mine = prepared(self, args, &stream);
+    for (Py_ssize_t i = 0; i < self->numbers; i++) {
+        PyObject *number = self->number[i];
+        self->number[i] = NULL;
+        Py_XDECREF(number);
+    }
+    self->reading = 0;
+    if (!mine) Py_RETURN_FALSE;
     Py_ssize_t step = 0;
-    int written = write_values(self, look, mine), result = written ? enqueue(mine, stream, &step) : 0;
-    leave(entered);
+    int entered = enter(mine, stream), moved = 0, result = 0;
+    if (entered != REFUSED) {
+        moved = move_descriptors(mine);
+        if (moved) result = enqueue(mine, stream, &step);
+        leave(entered);
+    }
     self->launches[self->free++] = mine;
-    if (result && refused(mine, step, result, stream)) return NULL;
-    return PyBool_FromLong(written);
+    if (entered == REFUSED || (result && refused(mine, step, result, stream))) return NULL;
+    return PyBool_FromLong(moved);
 }
 
 /* learn(keys, positions, tensors, addresses, workspace, handle, numbers, values): what Python has found to fit; whether it can be recognized. */
@@ -342,7 +392,7 @@ static PyObject *learn(PyObject *object, PyObject *args) {
         return NULL;
     Py_ssize_t count = PyTuple_Size(keys), slots = self->slots;
     if (count > MAX_KEYS || PyTuple_Size(positions) != count || PyTuple_Size(tensors) != slots || PyTuple_Size(addresses) != slots
-        || PyTuple_Size(numbers) != self->numbers || nbytes != 8 * self->scalars)
+        || PyTuple_Size(numbers) != self->numbers || nbytes != 8 * self->scalars || self->reading)
         Py_RETURN_FALSE;
     Look *look = PyMem_Calloc(1, sizeof(Look));
     if (!look) return PyErr_NoMemory();
@@ -374,6 +424,10 @@ static PyObject *learn(PyObject *object, PyObject *args) {
     if (known && self->needs_workspace)
         known = learn_facts(look->facts + slots, workspace) && address_of(look->facts + slots, workspace, self->masks[slots]);
     if (PyErr_Occurred()) known = 0;
+    if (self->reading) { /* began while a tensor ran Python code */
+        free_look(self, look);
+        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    }
     Look *old = self->look;
     self->look = known ? look : NULL;
     free_look(self, known ? old : look);

@@ -6,9 +6,9 @@
 
 Driver driver;
 int forked;
-PyObject *stream_name;
+PyObject *stream_name, *negated_name;
 
-static void in_child(void) { forked = 1; }
+static void in_child(void) { forked |= driver.launch != NULL; } /* else the child may start CUDA itself */
 
 /* connect(...): addresses of the driver's functions, in the order of the structure. */
 static PyObject *connect(PyObject *module, PyObject *args) {
@@ -33,8 +33,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "graphdnn._native
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     PyObject *launches = PyType_FromSpec(&launches_spec), *call = PyType_FromSpec(&call_spec);
-    stream_name = PyUnicode_InternFromString("stream");
-    if (!module || !launches || !call || !stream_name || PyModule_AddObjectRef(module, "Launches", launches)
+    stream_name = PyUnicode_InternFromString("stream"), negated_name = PyUnicode_InternFromString("is_neg");
+    if (!module || !launches || !call || !stream_name || !negated_name || PyModule_AddObjectRef(module, "Launches", launches)
         || PyModule_AddObjectRef(module, "Call", call)) {
         Py_XDECREF(module);
         module = NULL;

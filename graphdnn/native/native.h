@@ -53,7 +53,7 @@ typedef struct {
 
 extern Driver driver;
 extern int forked;            /* in a child of a process that had loaded this: Python refuses there what the driver cannot do */
-extern PyObject *stream_name; /* "stream" */
+extern PyObject *stream_name, *negated_name; /* "stream", "is_neg" */
 extern PyType_Spec launches_spec, call_spec;
 
 typedef struct {

@@ -103,12 +103,22 @@ def _numpy(value: Any) -> Facts:
 
 
 def _torch(value: Any) -> Facts:
+    if value.is_neg():
+        raise TypeError("torch negates what lies in this view whenever it reads it; give resolve_neg() of it")
     pointer = value.data_ptr()
     storage = value.untyped_storage().nbytes()
     before = value.storage_offset() * value.element_size()
     device = str(value.device)
     dtype = str(value.dtype).removeprefix("torch.")
     return Facts(pointer, storage - before, dtype, "cuda:0" if device == "cuda" else device, before=before)
+
+
+def torch_address(value: Any, nbytes: int) -> int:
+    """The address of a contiguous torch tensor of at least ``nbytes``; 0 for any other, which has to be looked at closely."""
+    try:
+        return int(value.data_ptr()) if value.nbytes >= nbytes and value.is_contiguous() and not value.is_neg() else 0
+    except RuntimeError:  # without strides (sparse), without memory of its own (wrapped by torch.func), ...
+        return 0
 
 
 _LETTERS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "V": "void", "c": "complex"}

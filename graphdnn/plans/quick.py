@@ -43,6 +43,7 @@ class _Look:
     where: Callable[[Any], Any]
     is_contiguous: Callable[[Any], bool]
     data_ptr: Callable[[Any], int]
+    is_neg: Callable[[Any], bool]
 
 
 class Quick:
@@ -73,8 +74,12 @@ class Quick:
     def addresses(self, values: Sequence[Any]) -> list[int] | None:
         """Addresses of torch tensors that look as the last ones did; None if they do not, or are not aligned, and have to be looked at closely."""
         look = self._look
-        if look is None:
+        try:
+            return None if look is None else self._recognized(look, values)
+        except RuntimeError:  # torch has tensors without strides, without memory, and wrapped ones; the close look says so
             return None
+
+    def _recognized(self, look: _Look, values: Sequence[Any]) -> list[int] | None:
         if list(map(type, values)) != look.classes or list(map(_dtype, values)) != look.dtypes:
             return None
         if list(map(look.where, values)) != look.place or list(map(_nbytes, values)) != look.nbytes:
@@ -83,6 +88,8 @@ class Quick:
         if flat != look.flat:
             return None
         if False in flat and [None if f else (v.shape, v.stride()) for v, f in zip(values, flat, strict=True)] != look.layouts:
+            return None
+        if any(map(look.is_neg, values)):
             return None
         found = list(map(look.data_ptr, values))
         if found != self.clear and (0 in found or any(map(and_, found, look.masks))):
@@ -109,6 +116,7 @@ class Quick:
             where=_is_cpu if host else tensor.get_device,
             is_contiguous=tensor.is_contiguous,
             data_ptr=tensor.data_ptr,
+            is_neg=tensor.is_neg,
         )
 
 

@@ -164,8 +164,7 @@ class Binder:
                 pointer = value if value < ADDRESSES else 0
             elif (kind := kinds(cls)) == TORCH:
                 if value.dtype in types and (value.is_cpu if host else value.get_device() == ordinal):
-                    if value.nbytes >= nbytes and value.is_contiguous():
-                        pointer = value.data_ptr()
+                    pointer = buffers.torch_address(value, nbytes)
             elif kind == NUMPY and host and value.dtype in types and value.nbytes >= nbytes:
                 flags = value.flags
                 if flags.c_contiguous and (flags.writeable or not written):
@@ -265,8 +264,8 @@ class Binder:
     def workspace_address(self, value: Any) -> int:
         """The address of the workspace; ValidationError or KindError for one that is missing, too small, elsewhere, read-only or not aligned."""
         need = self.workspace
-        if KINDS.get(type(value)) == TORCH and value.nbytes >= need and value.is_contiguous():
-            at: int = value.data_ptr()
+        if KINDS.get(type(value)) == TORCH:
+            at = buffers.torch_address(value, need)
             if (value.is_cpu if self.host else value.get_device() == self.ordinal) and at > 0 and not at % self.workspace_alignment:
                 return at
         if value is None:

@@ -6,8 +6,11 @@ import ctypes
 import gc
 import os
 import struct
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,14 @@ import pytest
 import torch
 
 import graphdnn
-from graphdnn import _libcuda
+from graphdnn import _libcuda, frontend
 from graphdnn.errors import ExecutionError, ValidationError
 from graphdnn.targets import native
 from tests.fake_driver import install
 from tests.unit.fake_cuda import CONTEXT, FakeCuda, parameters_of
 from tests.unit.test_executor import scaled_sum
 
+ROOT = Path(__file__).resolve().parents[2]
 BASE = 1 << 20
 DIM = (2, 3, 4)
 
@@ -214,6 +218,48 @@ def test_a_graph_is_collected_with_the_packs_that_it_knows(graph: Any) -> None:
     assert alive() is None
 
 
+class Stream:
+    """What a handle keeps alive."""
+
+    cuda_stream = 0x77
+    back: Any
+
+
+def test_a_graph_is_collected_with_the_handle_that_it_knows(graph: Any) -> None:
+    made, handle, stream = scaled_sum("cuda:0"), graphdnn.create_handle("cuda:0"), Stream()
+    graphdnn.set_stream(handle, stream)
+    stream.back = made
+    made.execute(addresses(), None, handle)
+    assert made.plan.known.run(addresses(), None, handle)
+    alive = weakref.ref(made.plan)
+    frontend.handle._live.pop(int(handle))  # as if it were nobody's
+    del made, handle, stream
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_of_a_process_that_did_not_start_cuda_may_do_so() -> None:
+    script = """
+import ctypes, os, sys
+import graphdnn._native as native
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+from graphdnn import _libcuda, frontend
+from graphdnn.targets.native import _FUNCTIONS
+from tests.unit.fake_cuda import CONTEXT, FakeCuda
+fake = FakeCuda({})
+fake.stack.append(CONTEXT)
+driver = _libcuda.Driver(fake)
+native.connect(*map(driver.address, _FUNCTIONS))
+target = ctypes.c_uint64(0x1000)
+native.Launches([target], print, CONTEXT, 0, ((0, ctypes.addressof(target), 7, 16),), ()).launch(0)
+assert fake.log == [("memset", 0x1000, 7, 16, 0)], fake.log
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
 # ---------------------------------------------------------------------------------------------------- compiled code alone, with tensors of a CPU
 class Alone:
     """A Call of two tensors (alignment 16), a workspace (alignment 256) and four numbers; its launches keep their values where a test sees them."""
@@ -223,7 +269,8 @@ class Alone:
 
         self.fake = FakeCuda({})
         self.fake.stack.append(CONTEXT)
-        module.connect(*map(_libcuda.Driver(self.fake).address, native._FUNCTIONS))
+        self.driver = _libcuda.Driver(self.fake)  # which keeps the functions
+        module.connect(*map(self.driver.address, native._FUNCTIONS))
         self.values = ctypes.create_string_buffer(8 * 8)
         self.target = ctypes.c_uint64(0)
         sources = ((0, 0), (1, 8), (-1, 256))
@@ -315,6 +362,61 @@ def test_overlap_is_left_to_python() -> None:
     assert alone.learn(pack, work)
     assert alone.call.run(pack | {"a": memory[:24].view(DIM), "b": memory[16:40].view(DIM)}, work, None) is False
     assert alone.call.run(pack | {"a": memory[:24].view(DIM), "b": memory[24:48].view(DIM)}, work, None) is True
+
+
+def test_views_that_torch_negates_are_left_to_python() -> None:
+    """As the imaginary part of conjugates: the memory holds the opposite."""
+    alone, work, z = Alone(), space(), torch.zeros(DIM, dtype=torch.complex64)
+    assert alone.learn(some(b=z.real), work)
+    for b, fine in ((z.real, True), (torch._neg_view(z.real), False), (z.conj().real, True)):
+        assert b.is_neg() is not fine
+        assert alone.call.run(some(b=b), work, None) is fine
+    assert not alone.learn(some(b=torch._neg_view(z.real)), work)
+
+
+class Meddling(torch.Tensor):
+    """Runs Python code when it is asked what it is."""
+
+    meddle: Any = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.is_neg and cls.meddle is not None:
+            meddle, cls.meddle = cls.meddle, None
+            meddle()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_python_code_in_the_middle_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it does to the pack, to what is known, or calls: no harm, and the call's own values or none."""
+    alone, work, other = Alone(), space(), some(a=torch.ones(DIM))
+    pack: dict[Any, Any] = {}
+
+    def fresh() -> dict[Any, Any]:
+        pack.clear()
+        strided = torch.zeros(*DIM, 2)[..., 0].as_subclass(Meddling)
+        pack.update({"f": 0.1 + len(pack), "d": 0.25, "q": 1 << 40, "x": 1.5, "b": strided, "a": torch.zeros(DIM)})
+        return pack
+
+    assert alone.learn(fresh(), work)
+    seen: list[Any] = []
+    deeds = {
+        "nothing": lambda: None,
+        "a call inside": lambda: seen.append(alone.call.run(fresh(), work, None)),
+        "other packs learned": lambda: seen.append(alone.learn(other, work)),
+        "emptied": pack.clear,
+        "grown": lambda: pack.update({i: torch.zeros(1) for i in range(500)}),
+        "numbers gone": lambda: pack.update({"f": None, "d": None, "q": None, "x": None}),
+        "collected": gc.collect,
+    }
+    for name, deed in deeds.items():
+        monkeypatch.setattr(Meddling, "meddle", deed)
+        alone.call.run(fresh(), work, None)
+        assert Meddling.meddle is None, f"{name}: it was asked"
+        fresh()
+        assert alone.call.run(pack, work, None) is True, f"{name}: and knows the pack as before"
+        assert alone.seen()[0] == pack["a"].data_ptr()
+    assert seen == [False, False]
 
 
 def test_what_cannot_be_recognized_is_not_learned() -> None:

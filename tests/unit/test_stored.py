@@ -19,6 +19,7 @@ import pytest
 
 import graphdnn
 from graphdnn import device as devices
+from graphdnn import targets
 from graphdnn.errors import GraphError, NotSupportedError
 from graphdnn.plans import cache, candidates, codec, container, disk, stored
 from tests.unit.test_damage import F32, spoiled
@@ -66,6 +67,7 @@ def seen(g: Any) -> dict[str, Any]:
         "chosen": (plans.chosen_index, plan.name, plan.cost, plan.choices, plan.partition, plan.numeric_notes, plan.behavior_notes),
         "recipe": (codec.encode(plan.recipe), plan.region_kernels, plan.workspace_bytes, [k.key for k in plan.kernels]),
         "names": [g.get_plan_name_at_index(i) for i in range(g.get_execution_plan_count())],
+        "keys of what came back": [cache.kernel_key(k.spec, targets.get(plan.device)) for k in plan.kernels],
         "notes": [str(n) for n in g.get_behavior_notes()],
         "size": g.get_workspace_size(),
         "text": (plan.source, repr(plan)),
