@@ -102,7 +102,7 @@ class ExecutionPlan:
         cls, graph: OperationGraph, device: DeviceProps, candidate: Candidate, store: KernelStore | None = None, lowered: Lowered | None = None
     ) -> ExecutionPlan:
         """The plan of a candidate. Lowers nothing yet. ``lowered``: what it is lowered to, where that is not what its engines say."""
-        choices = tuple(Choice(o.engine.id, o.engine.name, o.index, repr(o.knobs), o.cost) for o in candidate.options)
+        choices = tuple(Choice(o.engine.id, o.engine.name, o.index, repr(o.knobs), float(o.cost)) for o in candidate.options)
         return cls(
             graph,
             device,

@@ -219,7 +219,7 @@ def test_mode_b_is_stored_where_nothing_was_measured(planned: list[str], empty_c
     assert named() == first and len(planned) == 2, "a database may know better"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_damaged_entries_are_made_again(seed: int, planned: list[str], empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     built("cudasim")
@@ -256,7 +256,7 @@ def test_foreign_content_never_crashes(planned: list[str], empty_cache: Path, mo
     built("cudasim")
     (entry,) = entries(empty_cache)
     good, rng = entry.read_bytes(), random.Random(7)
-    for _ in range(60):
+    for _ in range(20):
         entry.write_bytes(edited(good, rng))
         anew(monkeypatch)
         run(built("cudasim"))
@@ -339,3 +339,16 @@ def test_a_new_process_imports_no_engine(empty_cache: Path, tmp_path: Path) -> N
     assert origins == ["disk"] and name == built("sm_90").plan.name
     unwanted = ("graphdnn.engines", "graphdnn.codegen.tape", "graphdnn.plans.candidates", "graphdnn.codegen.render", "graphdnn.intrinsics", "jinja2")
     assert not [m for m in modules if m in unwanted or m.split(".")[0] in ("numba", "llvmlite", "networkx", "torch", "ml_dtypes")]
+
+
+def test_a_matmul_without_elements_is_stored_too(planned: list[str]) -> None:
+    """Its engine estimates no work as the integer 0, which is no float in a file."""
+    for _ in range(2):
+        g = graphdnn.pygraph(device="cudasim", **TYPES)
+        a, b = (g.tensor(dim=dim, layout="row", uid=i) for i, dim in enumerate(((0, 4, 3), (0, 3, 5)), 1))
+        g.matmul(A=a, B=b).set_output(True).set_uid(3)
+        g.build(MODES)
+    assert len(planned) == 1
+    twin = graphdnn.pygraph(device="cudasim")
+    twin.deserialize(bytes(g.serialize()))
+    assert twin.plan.choices == g.plan.choices
