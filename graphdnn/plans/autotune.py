@@ -77,9 +77,9 @@ class Tuned:
 
     ``chosen``, ``heuristic``: index of the plan that ``execute`` uses now, and of the one that heuristics take. ``rows``: every candidate, the
     chosen one first, the others by time, then those that were dropped. ``ratio``: time of the chosen over that of the heuristic's plan, median of the
-    rounds in which they took turns (1.0 if they are the same); ``noise``: its uncertainty. ``executions``: timed ones. ``source``: "measured",
-    "database", or "heuristics" (in deterministic mode). ``exact``: results were checked by the reference's error bounds, not by their norm.
-    ``stored``: the database has it now; ``problem``: why not. ``taken``: seconds that all of it took.
+    rounds in which they took turns, or of what the database says (1.0 if they are the same); ``noise``: its uncertainty. ``executions``: timed ones.
+    ``source``: "measured", "database", or "heuristics" (in deterministic mode). ``exact``: results were checked by the reference's error bounds, not
+    by their norm. ``stored``: the database has it now; ``problem``: why not. ``taken``: seconds that all of it took.
     """
 
     chosen: int
