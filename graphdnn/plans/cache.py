@@ -193,13 +193,14 @@ def get(spec: KernelSpec, target: Target, store: KernelStore | None = None) -> K
 
 
 def kept(specs: Sequence[KernelSpec], keys: Sequence[str]) -> tuple[Kernel, ...] | None:
-    """The compiled kernels of ``specs``, whose keys are known, from memory or disk; None, and nothing is counted, unless all of them are there."""
+    """The compiled kernels of ``specs``, whose keys are known, from memory or disk; None, and nothing is counted, unless all of them are there and
+    have the names of their specs."""
     on_disk, found = disk(), []
     for spec, key in zip(specs, keys, strict=True):
         binary, origin = memory.get(key), "memory"
         if binary is None and on_disk is not None:
             binary, origin = on_disk.get(key), "disk"
-        if binary is None:
+        if binary is None or binary.entry != spec.name:
             return None
         found.append(Kernel(spec, key, binary, origin))
     return tuple(_taken(k, None) for k in found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ MAGIC = b"GDNNKRN1"
 BINARY = "kernel.bin"
 PLANS = "plans"
 STALE_S = 3600.0
+LARGEST = 1 << 28
+"""Bytes; what is larger was not written here."""
 LOCK_WAIT_S = 120.0
 _HEADER = struct.Struct("<8s32sI")
 
@@ -98,9 +101,8 @@ class DiskCache:
     def get(self, key: str) -> Binary | None:
         """The kernel of ``key``; None if it is not here or is damaged (it is then removed and counted)."""
         path = self.folder(key) / BINARY
-        try:
-            data = path.read_bytes()
-        except OSError:
+        data = _content(path)
+        if data is None:
             return None
         try:
             return unpack(key, data)
@@ -156,10 +158,7 @@ class DiskCache:
 
     def read(self, key: str) -> bytes | None:
         """The bytes that :meth:`write` has put beside the kernels; None if there are none."""
-        try:
-            return self._beside(key).read_bytes()
-        except OSError:
-            return None
+        return _content(self._beside(key))
 
     def write(self, key: str, data: bytes) -> None:
         """Put bytes beside the kernels, in one step; they replace what is there."""
@@ -171,7 +170,11 @@ class DiskCache:
             for folder in (work.parent, final.parent):
                 folder.mkdir(parents=True, exist_ok=True)
             work.write_bytes(data)
-            os.replace(work, final)
+            try:
+                os.replace(work, final)
+            except IsADirectoryError:
+                self._take_out(final)
+                os.replace(work, final)
         except OSError as error:
             self._give_up(error)
         finally:
@@ -232,6 +235,9 @@ class DiskCache:
             return
 
     def _give_up(self, error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):  # somebody deletes the folder at this moment: the next entry finds it gone, and makes it
+            log.debug(f"kernel cache {self.root}: {error}")
+            return
         self.usable = False
         log.debug(f"kernel cache {self.root} cannot be written ({error}); kernels are kept in memory only")
 
@@ -252,6 +258,15 @@ class DiskCache:
             self.remove(key)
         self._take_out(self.root / PLANS)
         return len(entries)
+
+
+def _content(path: Path) -> bytes | None:
+    """What is in a file; None for one that is not there, and for what no entry is: a pipe would never end, nor would a device."""
+    try:
+        facts = path.stat()
+        return path.read_bytes() if stat.S_ISREG(facts.st_mode) and facts.st_size <= LARGEST else None
+    except OSError:
+        return None
 
 
 def _delete(path: Path) -> None:

@@ -63,24 +63,32 @@ def _key(graph: OperationGraph, device: DeviceProps, modes: Sequence[str], measu
 
 @functools.cache
 def _files() -> str | None:
-    """Names, sizes and times of graphdnn's own files, by which Python itself knows whether bytecode is that of a source. None if they cannot be seen
-    (an archive), or are newer than this process, which then may run what they were before."""
-    package, found, newest = os.path.dirname(os.path.dirname(__file__)), [], 0
-    folders = [package, os.path.join(os.path.dirname(package), "codegen_templates")]
+    """Names, sizes and times of graphdnn's own files, by which Python itself knows whether bytecode is that of a source; the content in place of
+    times that are all the same (of images and packages that are built to be equal byte by byte). None if they cannot be seen (an archive), or are
+    newer than this process, which then may run what they were before."""
+    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    found: dict[str, tuple[int, Any]] = {}
     try:
-        for folder in folders[: 1 + os.path.isdir(folders[1])]:
-            todo = [folder]
-            while todo:
-                for entry in os.scandir(todo.pop()):
-                    if entry.is_dir():
-                        todo += [entry.path] if entry.name != "__pycache__" else []
-                        continue
-                    facts = entry.stat()
-                    newest = max(newest, facts.st_mtime_ns)
-                    found.append((entry.path[len(folder) :], facts.st_size, facts.st_mtime_ns))
+        todo = [package, *filter(os.path.isdir, [os.path.join(os.path.dirname(package), "codegen_templates")])]
+        while todo:
+            for entry in os.scandir(todo.pop()):
+                if entry.is_dir():
+                    todo += [entry.path] if entry.name != "__pycache__" else []
+                    continue
+                facts = entry.stat()
+                found[entry.path] = facts.st_size, facts.st_mtime_ns
+        times = {time for _, time in found.values()}
+        if len(times) == 1:
+            found = {path: (size, _content(path)) for path, (size, _) in found.items()}
     except OSError:
         return None
-    return repr(sorted(found)) if found and newest <= log.STARTED_NS else None
+    start = len(os.path.dirname(package))
+    return repr(sorted((path[start:], *facts) for path, facts in found.items())) if found and max(times) <= log.STARTED_NS else None
+
+
+def _content(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 class Plans(PlanSet):
@@ -95,6 +103,8 @@ class Plans(PlanSet):
         self.ready = None
         self._seen: tuple[str, dict[str, Any] | None] | None = None
         self._made_from: Candidate | None = None
+        self._sound = True
+        """Whether every plan built so far: what is chosen in place of one that did not, perhaps for a reason that passes, is not for others."""
         entry = self._entry()
         if entry is None:
             self._become()
@@ -190,10 +200,13 @@ class Plans(PlanSet):
             first = getattr(policy, "name", policy) == "HEURISTICS_CHOICE" and self._chosen is None
             if first and not self._listed and self._restore(make):
                 return
-            before = len(self.rejections)
             super().build(policy, make)
-            if first and len(self.rejections) == before and self._names == tuple(p.name for p in self._plans):
+            if first and self._sound and self._names == tuple(p.name for p in self._plans):
                 self._keep()
+
+    def _failed(self, index: int, error: GraphError) -> None:
+        self._sound = False
+        super()._failed(index, error)
 
     def _restore(self, make: Callable[[ExecutionPlan], ExecutionPlan]) -> bool:
         """Build the plan of the entry; whether that was done."""
@@ -207,7 +220,7 @@ class Plans(PlanSet):
             if len(plan.kernels) != len(plan.recipe.kernels):
                 return False
             self.ready, self._chosen = make(plan), index
-        except (GraphError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (GraphError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             log.debug(f"the stored build {self._key[:16]} is not used: {error}")
             return False
         return True

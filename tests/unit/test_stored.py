@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -320,6 +321,122 @@ def test_clear_takes_builds_too(planned: list[str], empty_cache: Path) -> None:
     assert not entries(empty_cache)
     built("cudasim")
     assert len(planned) == 2
+
+
+def _is_pipe(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def _is_folder(place: Path) -> None:
+    place.mkdir()
+    (place / "x").touch()
+
+
+def _is_huge(place: Path) -> None:
+    place.touch()
+    os.truncate(place, 1 << 40)
+
+
+STANDS_THERE: dict[str, Callable[[Path], None]] = {
+    "a pipe": _is_pipe,
+    "a folder": _is_folder,
+    "1 TiB": _is_huge,
+    "a device": lambda place: place.symlink_to("/dev/zero"),
+    "a link to itself": lambda place: place.symlink_to(place),
+    "a link to nothing": lambda place: place.symlink_to(place.parent / "nothing"),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders on this system")
+@pytest.mark.parametrize("what", STANDS_THERE)
+@pytest.mark.parametrize("where", ["entry", "kernel"])
+def test_what_stands_in_an_entrys_place(where: str, what: str, planned: list[str], empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read, which might never end, and does not end the cache for this process."""
+    built("cudasim")
+    place = entries(empty_cache)[0] if where == "entry" else next(empty_cache.rglob(disk.BINARY))
+    place.unlink()
+    STANDS_THERE[what](place)
+    anew(monkeypatch)
+    run(built("cudasim"))
+    found = disk.disk()
+    assert found is not None and found.usable and place.is_file() and not place.is_symlink()
+    anew(monkeypatch)
+    planned.clear()
+    assert {k.origin for k in built("cudasim").plan.kernels} == {"disk"} and not planned
+
+
+def test_kernels_in_each_others_place_are_not_run(planned: list[str], empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built("cudasim")
+    (entry,) = entries(empty_cache)
+    content, _ = container.unseal(entry.read_bytes(), stored.MAGIC, stored.FORMAT, "build", "")
+    content["plan"]["kernels"].reverse()
+    entry.write_bytes(container.seal(stored.MAGIC, stored.FORMAT, content))
+    anew(monkeypatch)
+    run(built("cudasim"))
+    assert len(planned) == 2
+
+
+def test_a_folder_that_is_deleted_all_the_time(planned: list[str], empty_cache: Path) -> None:
+    done = threading.Event()
+
+    def delete() -> None:
+        while not done.is_set():
+            shutil.rmtree(empty_cache / "kernels", ignore_errors=True)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    try:
+        for _ in range(8):
+            cache.memory.clear()
+            run(built("cudasim"))
+    finally:
+        done.set()
+        thread.join()
+    run(built("cudasim"))
+    found = disk.disk()
+    assert found is not None and found.usable and entries(empty_cache), "it is used again"
+
+
+def test_what_was_chosen_because_others_failed_is_not_stored(planned: list[str], empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that fail three times in a row end the build; another attempt takes the next ones, which others need not be content with."""
+    g = declared("cpu")
+    g.create_execution_plans(MODES)
+    plans, broken = g._planned(), []
+
+    def fails(plan: Any) -> Any:
+        if plan.name in broken:
+            raise graphdnn.errors.BuildError("no compiler at this moment")
+        return plan.build()
+
+    broken += [p.name for p in plans][:-1]
+    monkeypatch.setattr("graphdnn.plans.planset.GIVE_UP_AFTER", 1)
+    for _ in broken:
+        with pytest.raises(graphdnn.errors.BuildError):
+            plans.build(make=fails)
+    plans.build(make=fails)
+    run(g)
+    assert g.plan.name not in broken and not entries(empty_cache)
+
+
+def test_files_of_one_time_are_told_apart_by_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in images and packages that are built to be equal byte by byte: a figure that changes changes neither size nor time. And by links."""
+    (tmp_path / "real/graphdnn/plans").mkdir(parents=True)
+    (tmp_path / "real/codegen_templates").mkdir()
+    source, template = tmp_path / "real/graphdnn/plans/stored.py", tmp_path / "real/codegen_templates/a.j2"
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/graphdnn").symlink_to(tmp_path / "real/graphdnn")
+
+    def seen(text: str, printed: str, time: int = 10**9, second: int = 10**9, name: str = "real") -> str | None:
+        source.write_text(text)
+        template.write_text(printed)
+        os.utime(source, ns=(time, time))
+        os.utime(template, ns=(second, second))
+        monkeypatch.setattr(stored, "__file__", str(tmp_path / name / "graphdnn/plans/stored.py"))
+        return stored._files.__wrapped__()
+
+    first = seen("x = 1", "a")
+    assert first == seen("x = 1", "a") and len({first, seen("x = 2", "a"), seen("x = 1", "b"), seen("x = 1", "a", 10**9 + 1)}) == 4
+    assert seen("x = 1", "a", name="linked") == first and seen("x = 1", "b", name="linked") != first, "templates lie beside the real one"
 
 
 def test_a_new_process_imports_no_engine(empty_cache: Path, tmp_path: Path) -> None:
