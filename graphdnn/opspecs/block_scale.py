@@ -21,6 +21,7 @@ import numpy as np
 from graphdnn.dtypes import data_type, info
 from graphdnn.errors import NotSupportedError, ValidationError, explain
 from graphdnn.ir import layout
+from graphdnn.ir.extent import plain
 from graphdnn.ir.node import Node, NodeDecl
 from graphdnn.ir.tensor import Dims, Placement, TensorDecl
 from graphdnn.opspecs import shapes
@@ -201,7 +202,7 @@ def _expand_dequantize(e: Expansion) -> None:
     x, scale, blocks = e.input("X"), e.input("scale"), e.node.attrs["block_size"]
     dim = shapes.dims(x)
     counts = tuple(-(-d // b) for d, b in zip(dim, blocks, strict=True))
-    if counts != shapes.dims(scale):
+    if plain(counts) != plain(shapes.dims(scale)):
         scale = e.slice(scale, [(0, c) for c in counts])
     first = next((a for a, b in enumerate(blocks) if b > 1), len(dim))
     if first < len(dim):

@@ -12,6 +12,7 @@ from typing import Any
 
 from graphdnn.dtypes import data_type
 from graphdnn.ir import layout
+from graphdnn.ir.extent import plain
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import Dims, TensorDecl
 from graphdnn.opspecs.shapes import broadcast_dims
@@ -85,13 +86,13 @@ class Expansion:
         """A tensor with a placement, with its declared dims."""
         assert t.placement is not None, "asked for where there is one"
         whole = self.reshape(t, t.placement.padded)
-        return whole if t.placement.padded == _dims(t) else self.slice(whole, [(0, d) for d in _dims(t)])
+        return whole if plain(t.placement.padded) == plain(_dims(t)) else self.slice(whole, [(0, d) for d in _dims(t)])
 
     def padded(self, x: TensorDecl, dim: Dims) -> TensorDecl:
         """``x`` with zeros behind it along every axis, up to ``dim``."""
         for a, d in enumerate(dim):
             extent = _dims(x)
-            if d > extent[a]:
+            if int(d) > int(extent[a]):
                 x = self.concatenate([x, self.zeros((*extent[:a], d - extent[a], *extent[a + 1 :]), x.dtype)], a)
         return x
 
@@ -114,10 +115,10 @@ class Expansion:
         if out is None:
             return
         place = out.placement
-        if math.prod(_dims(value)) != math.prod(_written(out)):
+        if int(math.prod(_dims(value))) != int(math.prod(_written(out))):  # as numbers: an extent of 1 that varies may meet one that was calculated
             whole = _dims(out) if place is None else place.padded
             value = self.padded(value if logical is None else self.reshape(value, logical), whole)
-        if _dims(value) != _written(out):
+        if plain(_dims(value)) != plain(_written(out)):
             value = self.reshape(value, _written(out))
         maker = next((n for n in self.nodes if value in n.outputs.values()), None)
         readers = [n for n in self.nodes if value in n.inputs.values()]
@@ -142,7 +143,7 @@ class Expansion:
         if out is None:
             out = TensorDecl(dim=dim, stride=layout.packed(dim), dtype=dtype or self.compute, virtual=True)
             out.name = f"{self.label}.{len(self.nodes)}"
-        assert _written(out) == tuple(dim), f"{op} in the expansion of '{self.label}' gives {dim}, its output has {out.dim}"
+        assert plain(_written(out)) == plain(tuple(dim)), f"{op} in the expansion of '{self.label}' gives {dim}, its output has {out.dim}"
         self.nodes.append(NodeDecl(op, f"{self.label}.{len(self.nodes)}", inputs, {port: out}, attrs, self.compute))
         return out
 

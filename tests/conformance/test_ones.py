@@ -170,6 +170,15 @@ def movement(g: Any, m: Any, n: Any) -> None:
     result(g.slice(rows(g, "S", m + 2, n), [slice(1, None), slice(None)]), "L", m + 1, n, layout="row")
 
 
+def quantized(g: Any, m: Any, n: Any) -> None:
+    y, scale = g.block_scale_quantize(rows(g, "X", m, n), block_size=1, axis=1)
+    result(y.set_data_type(data_type.INT8), "Y")
+    result(g.block_scale_dequantize(y, descale=scale, block_size=[1, 1]), "Z", m, n)
+    packed, scales = g.block_scale_quantize(rows(g, "W", m, 8 * n), block_size=8, axis=1)
+    result(packed.set_data_type(data_type.FP8_E4M3), "packed")
+    result(scales, "scales")
+
+
 CASES = {
     "matmul": Case(matmul, {"b": 2, "m": 5, "n": 7, "k": 3}),
     "shared matrix": Case(shared_matrix, {"b": 2, "m": 5, "n": 7, "k": 3}),
@@ -190,6 +199,7 @@ CASES = {
     "attention backward": Case(attention_backward, {"b": 2, "h": 2, "s": 5, "t": 6, "d": 8}, {"stats": Data("uniform", 3, 5)}),
     "pooling": Case(pooling, {"n": 2, "c": 3, "h": 4, "w": 5}),
     "random numbers": Case(random_numbers, {"m": 5, "n": 7}, {"seed": given(7), "offset": given(3)}),
+    "quantized": Case(quantized, {"m": 5, "n": 7}),
     "movement": Case(movement, {"m": 5, "n": 7}),
 }
 
