@@ -35,10 +35,12 @@ _PROGRAM = "from graphdnn.plans import workers; workers.main()"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a worker made of a plan: its kernels with their keys; ``error``: why there are none, or why it must not be run."""
+    """What a worker made of a plan: its kernels with their keys; ``error``: why there are none, or why it must not be run. ``spent``: the process may
+    be of no use for other plans, since a fault on a GPU breaks its context."""
 
     kernels: tuple[tuple[str, Binary], ...] = ()
     error: str = ""
+    spent: bool = False
 
 
 class Worker:
@@ -68,6 +70,8 @@ class Worker:
             process.stdin.flush()
             found = pickle.load(process.stdout)
             assert isinstance(found, Outcome), "workers answer with outcomes"
+            if found.spent:
+                self._ended()
             return found
         except (OSError, EOFError, pickle.UnpicklingError):
             status = self._ended()
@@ -220,7 +224,7 @@ def _made(data: bytes) -> Outcome:
     try:
         try_out(plan)
     except Exception as error:
-        return Outcome(kernels, f"does not run: {error if isinstance(error, GraphError) else repr(error)}")
+        return Outcome(kernels, f"does not run: {error if isinstance(error, GraphError) else repr(error)}", spent=True)
     return Outcome(kernels)
 
 

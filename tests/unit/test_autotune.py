@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 import time
 
@@ -121,6 +122,29 @@ def test_an_interrupt_ends_every_worker(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         workers.build([plans[0], plans[-1]], 2, 600.0, interrupt)
     assert len(started) == 2 and not any(map(alive, started))
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_a_process_in_which_a_plan_has_failed_gets_no_other_one(monkeypatch, spent):
+    """The next plan would be blamed for a broken context (H200, 2026-11-30)."""
+    told = f"workers.Outcome(error=str(os.getpid()), spent={spent})"
+    monkeypatch.setattr(workers, "_PROGRAM", f"import os; from graphdnn.plans import workers; workers._made = lambda data: {told}; workers.main()")
+    worker = workers.Worker()
+    try:
+        first, second = worker.ask(b"", 60.0).error, worker.ask(b"", 60.0).error
+    finally:
+        worker.close()
+    assert first.isdecimal() and second.isdecimal() and (first != second) == spent
+
+
+def test_a_plan_that_fails_when_it_runs_spends_its_process(monkeypatch):
+    g, _ = pointwise()
+    g.build([heur_mode.A])
+    monkeypatch.setattr(workers, "try_out", lambda plan: 1 / 0)
+    made = workers._made(pickle.dumps(g.plan))
+    assert made.spent and "ZeroDivisionError" in made.error
+    monkeypatch.setattr(workers, "try_out", lambda plan: None)
+    assert not workers._made(pickle.dumps(g.plan)).spent
 
 
 def test_a_worker_is_killed_with_what_it_has_started_and_its_last_words_are_kept(monkeypatch, tmp_path):
