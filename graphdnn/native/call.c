@@ -2,7 +2,7 @@
 
 #include "native.h"
 
-enum { ON_CUDA = 2, MAX_KEYS = 64, MAX_RANK = 16, MAX_FREE = 64 };
+enum { ON_CUDA = 2, MAX_KEYS = 64, MAX_FREE = 64 };
 
 typedef struct {
     Py_ssize_t slot; /* -1: the workspace */
@@ -20,15 +20,6 @@ typedef struct {
     uint64_t nbytes, other_nbytes, other_below;
     int same; /* the same address is fine */
 } Pair;
-
-typedef struct {
-    PyTypeObject *type;       /* NULL: nothing is expected, and nothing looked at */
-    const Exchange *exchange; /* NULL: an address, as int */
-    int32_t ndim, device_type, device_id;
-    int maybe_negated; /* looks as the imaginary part of complex numbers may, which torch negates when it is read */
-    uint32_t dtype;
-    int64_t dims[2 * MAX_RANK]; /* shape, then strides */
-} Facts;
 
 typedef struct {
     Py_ssize_t keys;
@@ -155,64 +146,6 @@ static PyObject *new_call(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 failed:
     Py_DECREF(self);
     return NULL;
-}
-
-/* What torch says of a tensor; 1 as well where it says nothing. */
-static int is_negated(PyObject *value) {
-    PyObject *said = PyObject_CallMethodObjArgs(value, negated_name, NULL);
-    int negated = said != Py_False;
-    if (!said) PyErr_Clear();
-    Py_XDECREF(said);
-    return negated;
-}
-
-static uint32_t dtype_of(const View *v) { return (uint32_t)v->code << 24 | (uint32_t)v->bits << 16 | v->lanes; }
-
-/* The address in `value` if it looks as `facts` says and is a multiple of mask + 1; 0 if not, or if it is null. */
-static uint64_t address_of(const Facts *facts, PyObject *value, uint64_t mask) {
-    uint64_t at;
-    if (!value || Py_TYPE(value) != facts->type) return 0;
-    if (facts->exchange) {
-        View v;
-        if (facts->exchange->view(value, &v)) {
-            PyErr_Clear();
-            return 0;
-        }
-        size_t bytes = sizeof(int64_t) * (size_t)facts->ndim;
-        if (v.ndim != facts->ndim || v.device_type != facts->device_type || v.device_id != facts->device_id || dtype_of(&v) != facts->dtype) return 0;
-        if (bytes && (!v.strides || memcmp(v.shape, facts->dims, bytes) || memcmp(v.strides, facts->dims + facts->ndim, bytes))) return 0;
-        if (facts->maybe_negated && is_negated(value)) return 0;
-        at = (uint64_t)(uintptr_t)v.data + v.byte_offset;
-    } else {
-        at = PyLong_AsUnsignedLongLong(value);
-        if (at == (uint64_t)-1 && PyErr_Occurred()) PyErr_Clear(), at = 0;
-    }
-    return at & mask ? 0 : at;
-}
-
-/* Fill `facts` from a value that Python has found to fit; 0 for one that cannot be recognized later. */
-static int learn_facts(Facts *facts, PyObject *value) {
-    PyTypeObject *type = Py_TYPE(value);
-    if (type != &PyLong_Type) {
-        View v;
-        PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
-        const Exchange *table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
-        Py_XDECREF(capsule);
-        if (!table || table->major != 1 || !table->view || table->view(value, &v)) {
-            PyErr_Clear();
-            return 0;
-        }
-        if (v.ndim < 0 || v.ndim > MAX_RANK || (v.ndim && !v.strides)) return 0;
-        facts->maybe_negated = 1; /* unless neighbours lie side by side: then they are no parts of complex numbers */
-        for (int i = 0; i < v.ndim; i++) {
-            facts->dims[i] = v.shape[i], facts->dims[v.ndim + i] = v.strides[i];
-            if (v.shape[i] > 1 && v.strides[i] == 1) facts->maybe_negated = 0;
-        }
-        facts->exchange = table, facts->ndim = v.ndim, facts->device_type = v.device_type, facts->device_id = v.device_id;
-        facts->dtype = dtype_of(&v);
-    }
-    facts->type = (PyTypeObject *)Py_NewRef((PyObject *)type);
-    return 1;
 }
 
 /* Whether two keys are the same: tensors by identity, uids and names by value. */

@@ -1,10 +1,10 @@
 /* The hot part of execute() on a GPU: reads a variant pack and launches, without running Python code. Graphdnn's Python beside it is in
    targets/native.py and plans/known.py.
 
-   `Launches` (launches.c) enqueues prepared driver calls. `Call` (call.c) recognizes a pack that looks like one that Python has checked, writes its
-   addresses and numbers into launch values, and enqueues them. Whatever it does not recognize it leaves alone: Python then looks closely and says
-   what is wrong. So every check here decides only "as before" or "not as before". Nothing here allocates device memory or holds a lock; the GIL
-   guards all state and is released around the driver's calls only.
+   `Launches` (launches.c) enqueues prepared driver calls. `Call` (call.c, facts.c) recognizes a pack that looks like one that Python has checked,
+   writes its addresses and numbers into launch values, and enqueues them. Whatever it does not recognize it leaves alone: Python then looks closely
+   and says what is wrong. So every check here decides only "as before" or "not as before". Nothing here allocates device memory or holds a lock; the
+   GIL guards all state and is released around the driver's calls only; a tensor class of the user's may run Python code when it is looked at.
 
    Tensors are read through the exchange table that a framework's tensor type shows (DLPack 1.2, "C exchange API"): address, device, data type, dims
    and strides in one call. Limited API of Python 3.11, so one binary serves all later versions. */
@@ -93,5 +93,22 @@ void leave(int entered);
 
 /* Enqueue the steps: CUresult, and the step that gave it. */
 int enqueue(Launches *self, void *stream, Py_ssize_t *at);
+
+enum { MAX_RANK = 16 };
+
+typedef struct {
+    PyTypeObject *type;       /* NULL: nothing is expected, and nothing looked at */
+    const Exchange *exchange; /* NULL: an address, as int */
+    int32_t ndim, device_type, device_id;
+    int maybe_negated; /* looks as the imaginary part of complex numbers may, which torch negates when it is read */
+    uint32_t dtype;
+    int64_t dims[2 * MAX_RANK]; /* shape, then strides */
+} Facts;
+
+/* The address in `value` if it looks as `facts` says and is a multiple of mask + 1; 0 if not, or if it is null. May run code of the value's class. */
+uint64_t address_of(const Facts *facts, PyObject *value, uint64_t mask);
+
+/* Fill `facts` from a value that Python has found to fit; 0 for one that cannot be recognized later. */
+int learn_facts(Facts *facts, PyObject *value);
 
 #pragma GCC visibility pop

@@ -51,7 +51,7 @@ class Known:
     def learn(self, pack: Mapping[Any, Any], workspace: Any, handle: Any) -> None:
         """Know packs like this one, which ``execute`` has run, from now on, if they can be known."""
         binder, count = self._binder, len(self._binder.checks)
-        if not self._left or type(pack) is not dict:
+        if not self._left or type(pack) is not dict or not (handle is None or hasattr(handle, "stream")):  # the number of a handle is looked up
             return
         self._left -= 1
         try:
