@@ -324,16 +324,22 @@ class Planning(Shapes):
         if known is not None:
             known.learn(tensor_to_device_buffer, workspace, used)
 
-    def bind(self, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any = None, handle: int | None = None) -> Executor:
+    def bind(
+        self,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any = None,
+        handle: int | None = None,
+        dims: Mapping[Any, int] | None = None,
+    ) -> Executor:
         """The built plan with these buffers, checked and laid out once, for many calls: ``run = graph.bind(pack, workspace); run()``.
 
-        The arguments are those of :meth:`execute`, and so are the errors. Calls go to the handle's stream of the moment of ``bind``.
+        The arguments are those of :meth:`execute`, and so are the errors. Calls go to the handle's stream of the moment of ``bind``. The executor
+        of a graph with dims has the extents of this pack: an ``update`` with arrays of other ones is a ValidationError.
         """
-        plan = self._planned().chosen
-        stream = self._stream(handle, tensor_to_device_buffer, plan)
-        if self._shape_plans:
-            plan = self._for_call(plan, tensor_to_device_buffer, None, stream)
-        return plan.bind(tensor_to_device_buffer, workspace, stream)
+        plan, pack = self._planned().chosen, tensor_to_device_buffer
+        stream = self._stream(handle, pack, plan)
+        shaped = self._for_call(plan, pack, dims, stream) if self._shape_plans or dims else plan
+        return shaped.bind(pack, workspace, stream, self._same_extents(pack, dims) if plan.name in self._shape_plans else None)
 
     def execute_plan_at_index(
         self,
@@ -359,26 +365,40 @@ class Planning(Shapes):
             plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
         plan.execute(tensor_to_device_buffer, workspace, stream)
 
-    def populate_cuda_graph(self, handle: int | None, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any, cuda_graph: int) -> None:
+    def populate_cuda_graph(
+        self,
+        handle: int | None,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any,
+        cuda_graph: int,
+        dims: Mapping[Any, int] | None = None,
+    ) -> None:
         """Write the built plan into an empty CUDA graph, as a chain of kernel and memset nodes: nothing runs, no stream is used, nothing is captured.
 
-        ``handle``: None, or one of the plan's device; ``tensor_to_device_buffer``, ``workspace``: as in :meth:`execute`; the nodes hold addresses and
-        numbers of this call, and the caller keeps the memory alive. ``cuda_graph``: address of a CUgraph (``cudaGraph_t``), to be instantiated or
-        added to another as a child graph. NotSupportedError for a plan of no CUDA device, ExecutionError for a graph that has nodes."""
-        self._graph_nodes(handle, tensor_to_device_buffer, workspace).populate(as_integer("cuda_graph", cuda_graph))
+        ``handle``: None, or one of the plan's device; ``tensor_to_device_buffer``, ``workspace``, ``dims``: as in :meth:`execute`; the nodes hold
+        addresses and numbers of this call, and the caller keeps the memory alive. ``cuda_graph``: address of a CUgraph (``cudaGraph_t``), to be
+        instantiated or added to another as a child graph. NotSupportedError for a plan of no CUDA device, ExecutionError for a graph that has nodes."""
+        self._graph_nodes(handle, tensor_to_device_buffer, workspace, dims).populate(as_integer("cuda_graph", cuda_graph))
 
-    def update_cuda_graph(self, handle: int | None, tensor_to_device_buffer: Mapping[Any, Any], workspace: Any, cuda_graph: int) -> None:
+    def update_cuda_graph(
+        self,
+        handle: int | None,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any,
+        cuda_graph: int,
+        dims: Mapping[Any, int] | None = None,
+    ) -> None:
         """Give other buffers and numbers to the nodes that :meth:`populate_cuda_graph` of the same plan has written; see there.
 
         An instantiated graph takes them by cuGraphExecUpdate. ExecutionError, and no change, for a graph that this plan has not populated."""
-        self._graph_nodes(handle, tensor_to_device_buffer, workspace).update(as_integer("cuda_graph", cuda_graph))
+        self._graph_nodes(handle, tensor_to_device_buffer, workspace, dims).update(as_integer("cuda_graph", cuda_graph))
 
-    def _graph_nodes(self, handle: int | None, pack: Mapping[Any, Any], workspace: Any) -> Nodes:
+    def _graph_nodes(self, handle: int | None, pack: Mapping[Any, Any], workspace: Any, dims: Mapping[Any, int] | None) -> Nodes:
         from graphdnn.plans import cuda_graphs
 
         plan = self._planned().chosen
         stream = self._stream(handle, pack, plan)
-        return cuda_graphs.nodes(self._for_call(plan, pack, None, stream) if self._shape_plans else plan, pack, workspace)
+        return cuda_graphs.nodes(self._for_call(plan, pack, dims, stream) if self._shape_plans or dims else plan, pack, workspace)
 
     # -------------------------------------------------------------------------------------------------------------------------- looking in
     def _looked_at(self) -> PlanSet | LoadedPlans:

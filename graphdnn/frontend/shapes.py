@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -259,7 +259,7 @@ class Shapes(Declarations):
             _solve(shapes, found)
         for name, dim in dims.items():
             if name not in found:
-                fix = f"execute(..., dims={{'{name}': ...}}), or arrays of the declared rank instead of addresses"
+                fix = f"say dims={{'{name}': ...}} in the call, or give arrays of the declared rank instead of addresses"
                 rule = f"the extent of dim '{name}' is not known"
                 raise ValidationError(explain(rule, expected="an array whose shape tells it", found="none", fix=fix))
             dim.check(*found[name])
@@ -267,6 +267,11 @@ class Shapes(Declarations):
         for s, shape in shapes:
             _check_shape(s, shape, named)
         return tuple(named[n] for n in dims)
+
+    def _same_extents(self, pack: Mapping[Any, Any], given: Mapping[Any, int] | None) -> Callable[[Mapping[Any, Any]], object]:
+        """What raises ValidationError for a pack whose arrays tell other extents than ``pack`` does now."""
+        named = dict(zip(self.dims, self._values(pack, given or {}, {}), strict=True))
+        return lambda other: self._values(other, named, {})
 
     def _told_by(self) -> list[Source]:
         made = []

@@ -22,10 +22,17 @@ class Executor:
     an ExecutionError, never a call with mixed values. Threads have an executor each; they may share the plan.
     """
 
-    def __init__(self, plan: ExecutionPlan, pack: variant_pack.Pack, workspace: Any = None, stream: Any = None) -> None:
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        pack: variant_pack.Pack,
+        workspace: Any = None,
+        stream: Any = None,
+        check: Callable[[variant_pack.Pack], object] | None = None,
+    ) -> None:
         """Check and bind ``pack`` as ``execute`` does. ``stream``: a CUstream as int, or a stream object, which is kept alive; None: the current
-        one of the arrays' framework."""
-        self._own = plan
+        one of the arrays' framework. ``check``: raises for what must not be bound besides."""
+        self._own, self._check = plan, check
         self._stream = streams.current(pack, plan.device) if stream is None else streams.address(stream)
         self._stream_object = stream
         self._busy = threading.Lock()
@@ -125,6 +132,8 @@ class Executor:
         uids = {at: uid for uid, at in binder.by_uid.items()}
         named = {binder.position(key): value for key, value in pack.items()}
         given = self._given | {uids[at]: value for at, value in named.items() if at >= 0}
+        if self._check is not None:
+            self._check(given)
         self._lay_out(given, workspace)
         self._given, self._workspace = given, workspace
 

@@ -245,13 +245,16 @@ class ExecutionPlan:
             return
         executable.run_at(addresses, numbers, at, stream, binder.rooms(pack) if binder.packed else None)
 
-    def bind(self, pack: variant_pack.Pack, workspace: Any = None, stream: Any = None) -> Executor:
+    def bind(
+        self, pack: variant_pack.Pack, workspace: Any = None, stream: Any = None, check: Callable[[variant_pack.Pack], object] | None = None
+    ) -> Executor:
         """An :class:`Executor`: the plan with these buffers, for many calls. Raises as ``execute``; BuildError before build.
 
-        ``stream``: a CUstream as int, or a stream object; None: the current one of the framework whose arrays these are, 0 for other buffers."""
+        ``stream``: a CUstream as int, or a stream object; None: the current one of the framework whose arrays these are, 0 for other buffers.
+        ``check``: raises for a pack, by uid, that must not be bound although it fits."""
         from graphdnn.plans.executor import Executor
 
-        return Executor(self, pack, workspace, stream)
+        return Executor(self, pack, workspace, stream, check)
 
     def placed(self, pack: variant_pack.Pack, workspace: Any, stream: int | None) -> tuple[ExecutionPlan, variant_pack.Placed]:
         """The plan that ``execute`` would run for these buffers, itself as a rule, and what its binder says of them."""

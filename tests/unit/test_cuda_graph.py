@@ -217,3 +217,24 @@ def test_a_plan_for_other_shapes_is_not_built_in_a_capture(fake):
     g.execute(pack(2), None, **other)
     fake.captured.add(0)
     g.execute(pack(2), None, **other)
+
+
+def test_dims_that_addresses_do_not_tell(fake):
+    """The nodes are those of the extents that the call names; an update of another shape changes nothing."""
+
+    def rows(g):
+        n = graphdnn.Dim("n", 1, 4096)
+        g.relu(g.tensor(dim=(n, 64), layout="row", name="x", uid=1)).set_output(True).set_uid(2)
+
+    g, graph, addresses = on_gpu(fake, rows), fake.new_graph(), {1: 1 << 20, 2: 2 << 20}
+    with pytest.raises(ValidationError, match="dim 'n' is not known"):
+        g.populate_cuda_graph(None, addresses, 0, graph)
+    g.populate_cuda_graph(None, addresses, 0, graph, dims={"n": 4096})
+    before = fake.steps(graph)
+    assert len(before) == 1
+    g.update_cuda_graph(None, {1: 3 << 20, 2: 4 << 20}, 0, graph, dims={"n": 4096})
+    after = fake.steps(graph)
+    assert after != before
+    with pytest.raises(ExecutionError, match="node 0 launches"):
+        g.update_cuda_graph(None, addresses, 0, graph, dims={"n": 16})
+    assert fake.steps(graph) == after

@@ -104,10 +104,28 @@ def test_values_are_told_by_arrays_or_given() -> None:
     pack = arrays(9)
     g.execute({k: v.ctypes.data for k, v in pack.items()}, None, dims={"rows": 9})
     assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+    for run in (g.bind(pack), g.bind({k: v.ctypes.data for k, v in pack.items()}, dims={"rows": 9})):
+        pack["Z"][:] = np.nan
+        run()
+        assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+
+
+def test_an_executor_keeps_its_extents() -> None:
+    """Arrays of other extents are refused by update, which changes nothing then; larger ones, too, in which the rest would stay as it was."""
+    g, pack = graph(Dim("rows", 1, 100)), arrays(9)
+    g.build([heur_mode.A])
     run = g.bind(pack)
-    pack["Z"][:] = np.nan
-    run()
-    assert np.array_equal(pack["Z"], np.maximum(pack["X"] + pack["Y"], 0))
+    for rows in (10, 8):
+        with pytest.raises(ValidationError, match=f"dim 'rows' is bound to two extents.*expected 9 .*found {rows} .*'X'"):
+            run.update({k: v for k, v in arrays(rows).items() if k != "Z"})
+    other = arrays(9)
+    run.update({"X": other["X"]})()
+    assert np.array_equal(pack["Z"], np.maximum(other["X"] + pack["Y"], 0))
+    addresses = {k: v.ctypes.data for k, v in pack.items()}
+    for arguments, match in (({}, r"'rows' is not known.*say dims=\{'rows': ...\}"), ({"dims": {"rows": 101}}, "outside its range"), ({"dims": 9}, "dims")):
+        with pytest.raises((ValidationError, KindError), match=match):
+            g.bind(addresses, **arguments)
+    g.bind(addresses, dims={"rows": 9}).update({"X": other["X"].ctypes.data})
 
 
 @pytest.mark.parametrize(
