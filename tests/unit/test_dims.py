@@ -122,7 +122,8 @@ def test_an_executor_keeps_its_extents() -> None:
     run.update({"X": other["X"]})()
     assert np.array_equal(pack["Z"], np.maximum(other["X"] + pack["Y"], 0))
     addresses = {k: v.ctypes.data for k, v in pack.items()}
-    for arguments, match in (({}, r"'rows' is not known.*say dims=\{'rows': ...\}"), ({"dims": {"rows": 101}}, "outside its range"), ({"dims": 9}, "dims")):
+    refused = ({}, "'rows' is not known.*say dims="), ({"dims": {"rows": 101}}, "outside its range"), ({"dims": 9}, "dims")
+    for arguments, match in refused:
         with pytest.raises((ValidationError, KindError), match=match):
             g.bind(addresses, **arguments)
     g.bind(addresses, dims={"rows": 9}).update({"X": other["X"].ctypes.data})
