@@ -377,7 +377,8 @@ class Planning(Shapes):
 
         ``handle``: None, or one of the plan's device; ``tensor_to_device_buffer``, ``workspace``, ``dims``: as in :meth:`execute`; the nodes hold
         addresses and numbers of this call, and the caller keeps the memory alive. ``cuda_graph``: address of a CUgraph (``cudaGraph_t``), to be
-        instantiated or added to another as a child graph. NotSupportedError for a plan of no CUDA device, ExecutionError for a graph that has nodes."""
+        instantiated or added to another as a child graph. NotSupportedError for a plan of no CUDA device, ExecutionError for a graph that has
+        nodes."""
         self._graph_nodes(handle, tensor_to_device_buffer, workspace, dims).populate(as_integer("cuda_graph", cuda_graph))
 
     def update_cuda_graph(
