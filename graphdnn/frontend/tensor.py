@@ -24,7 +24,7 @@ def as_integer(what: str, value: Any) -> int:
             return operator.index(value)
         except TypeError:
             pass
-    raise KindError(explain(f"{what} has the wrong type", expected="an integer", found=repr(value)))
+    raise KindError(explain(f"{what} has the wrong type", expected="an integer", found=repr(value)[:80]))
 
 
 def as_number(what: str, value: Any) -> float:

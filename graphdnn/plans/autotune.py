@@ -134,7 +134,9 @@ def tune(plans: PlanSet, pack: Mapping[Any, Any] | None, workspace: Any, options
     options = replace(options, workspace_limit=_limit(options.workspace_limit, plans.workspace_limit, workspace))
     plans.as_listed()
     found = stored(plans, options) if options.reuse else None
-    if found is None:
+    if found is not None:
+        _check(plans.chosen, pack, workspace)  # what is wrong with a call does not depend on what other processes have measured
+    else:
         can_be_timed(plans)
         if in_capture(plans):
             rule, fix = "plans cannot be timed while a stream is being captured into a CUDA graph", "call autotune() before the capture begins"

@@ -204,6 +204,8 @@ def test_a_second_graph_takes_the_stored_plan_without_timing(monkeypatch, databa
     second = g.autotune()
     assert second.source == "database" and second.executions == 0 and second.chosen == first.chosen
     assert len(database.runs()) == 1 and g.plan.built and "nothing was timed" in str(second)
+    with pytest.raises(ValidationError, match="missing buffer"):
+        matmul().autotune({})  # a wrong call is one whatever the database knows
 
 
 def test_heuristic_mode_B_lists_measured_plans_first(database):
