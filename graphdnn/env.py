@@ -150,7 +150,7 @@ check_values: Switch[bool] = Switch(
 
 native: Switch[bool] = Switch(
     "GRAPHDNN_NATIVE",
-    "0: the compiled part of execute on a GPU is not used, as where no C compiler was found at installation",
+    "0: the compiled part of execute on a GPU is not used, as where it could not be compiled at installation",
     "0 or 1",
     _flag,
     lambda: True,

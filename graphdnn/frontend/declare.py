@@ -102,7 +102,7 @@ class Declarations(ABC):
 
     def _node_name(self, op: str, name: Any) -> str:
         """The user's name, or the default one."""
-        return as_name(name) or (str(len(self._nodes)) if op in NUMBERED else "")
+        return as_name(name, op) or (str(len(self._nodes)) if op in NUMBERED else "")
 
     def _add(
         self, op: str, name: str, inputs: Mapping[str, Tensor], outputs: Sequence[str], attrs: dict[str, Any], compute_data_type: Any = None

@@ -58,7 +58,7 @@ class StructuredOps(Declarations):
         return self._add("REDUCTION", n, {"X": self._operand(n, "input", input)}, ("Y",), attrs, compute_data_type)[0]
 
     def reshape(self, input: Tensor, name: str = "", reshape_mode: reshape_mode = reshape_mode.VIEW_ONLY) -> Tensor:
-        """The elements of ``input``, in row-major order, with the dims set on the output (``set_dim``)."""
+        """The elements of ``input``, in row-major order, with the dims set on the output: ``reshape(x).set_dim([6, -1])``."""
         n = self._node_name("RESHAPE", name)
         attrs = {"dim": (), "stride": (), "reshape_mode": _member(n, "reshape_mode", reshape_mode, _RESHAPE_MODE).name}
         return self._add("RESHAPE", n, {"X": self._operand(n, "input", input)}, ("Y",), attrs)[0]

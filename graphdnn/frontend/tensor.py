@@ -48,10 +48,11 @@ def as_dims(what: str, values: Any) -> Dims:
     return tuple(as_integer(f"an entry of {what}", v) for v in values)
 
 
-def as_name(value: Any) -> str:
-    """``value`` if it is text that can be written as UTF-8; KindError or ValidationError otherwise."""
+def as_name(value: Any, op: str = "") -> str:
+    """``value`` if it is text that can be written as UTF-8; KindError or ValidationError otherwise. ``op``: whose name it is, if an op's."""
     if not isinstance(value, str):
-        raise KindError(explain("a name has the wrong type", expected="a str", found=repr(value)))
+        fix = "pass what follows the tensors by keyword; the dims of a result are set on it: .set_dim(...)" if op else None
+        raise KindError(explain("a name has the wrong type", node=op or None, expected="a str", found=repr(value)[:80], fix=fix))
     if not value.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in value):
         raise ValidationError(explain("a name holds a lone surrogate, which no file can store", found=ascii(value)))
     return value

@@ -42,6 +42,8 @@ def _reshape_infer(node: NodeDecl) -> None:
             )
         )
     dim = _filled(node, tuple(wanted), source, y)
+    if y.dim is not None and tuple(y.dim) == tuple(wanted):
+        y.dim = dim
     given = tuple(node.attrs.get("stride") or ())
     order = layout.channels_last_order(len(dim))
     shapes.give(node, "Y", dim, lambda: given if given else layout.packed(dim, order))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from graphdnn import log
 from graphdnn.dtypes import info
 from graphdnn.errors import KindError, ValidationError, explain
 from graphdnn.ir.tensor import Tensor, TensorDecl
@@ -108,6 +109,8 @@ class Binder:
         addresses = quick.addresses(tensors)
         if addresses is None:
             addresses = self._addresses(tensors)
+            if not quick.clear and log.enabled("warning"):
+                self._tell_layouts(tensors)
             quick.learn(tensors, self.checks, self.host, self.ordinal)
         if addresses != quick.clear:
             for out, other, size, other_size, other_below, same in self.pairs:
@@ -127,6 +130,19 @@ class Binder:
                 elif index not in numbers:
                     raise _missing(f"uid {tensor.uid} ('{tensor.name}')")
         return addresses, numbers, self.workspace_address(workspace) if self.workspace else 0
+
+    def _tell_layouts(self, values: Sequence[Any]) -> None:
+        """Log, for the first pack of a plan, the arrays with the declared dims in another order in memory: that may be meant, and no error tells."""
+        for slot, value in zip(self.slots, values, strict=False):
+            if KINDS.get(type(value)) not in (TORCH, NUMPY) or tuple(value.shape) != slot.tensor.dim:
+                continue
+            strides = value.stride() if KINDS[type(value)] == TORCH else [s // value.itemsize for s in value.strides]
+            if any(n > 1 and s != t for n, s, t in zip(slot.tensor.dim, strides, slot.tensor.stride, strict=True)):
+                log.warning(
+                    f"buffer for {slot.label} has the declared dims {list(slot.tensor.dim)} and strides {list(strides)}, where "
+                    f"{list(slot.tensor.stride)} are declared: its memory is taken as declared. "
+                    "Arrays as declared: torch.empty_strided(t.get_dim(), t.get_stride())"
+                )
 
     def _found(self, pack: Pack) -> list[Any]:
         """The values of a pack by position; its keys are remembered."""

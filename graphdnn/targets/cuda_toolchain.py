@@ -186,7 +186,7 @@ def toolchain_report() -> list[dict[str, Any]]:
     for name, needed_for in (("ptxas", "compiling for CUDA"), ("cuobjdump", "showing SASS"), ("nvdisasm", "showing SASS")):
         first = next(iter(tools(name)), None)
         report.append(_row(name, first is not None, first.version if first else "", str(first.path) if first else "", needed_for))
-    fix = "no C compiler was found at installation: install one, then pip install --force-reinstall --no-deps graphdnn"
+    fix = "not compiled at installation: a C compiler or Python's headers (python3-dev) were missing; with both, install again (--force-reinstall)"
     compiled = _module_file("graphdnn._native")
     report.append(_row("compiled execute", bool(compiled), "" if compiled else fix, compiled, "the least host time of a call on a GPU"))
     return report + _devices()

@@ -614,3 +614,9 @@ def test_jit_takes_a_list_and_leaves_built_graphs_alone():
 def test_graph_defaults():
     with cudnn.graph(None) as (g, _):
         assert (g._io, g._intermediate, g._compute) == (data_type.HALF, F32, F32)
+
+
+def test_dims_given_to_reshape_by_position_are_told_the_way():
+    g = graph()
+    with pytest.raises(TypeError, match=r"'RESHAPE': a name has the wrong type.*found \(3, 2\).*set_dim"):
+        g.reshape(g.tensor(dim=[2, 3], stride=[3, 1]), (3, 2))

@@ -161,3 +161,9 @@ def test_usage(capsys):
 def test_as_a_module(file):
     done = subprocess.run([sys.executable, "-m", "graphdnn", "explain", str(file), "--device", "cpu"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "kernels" in done.stdout, done.stderr
+
+
+def test_doctor_says_why_there_is_no_compiled_execute(capsys, monkeypatch):
+    monkeypatch.setattr("graphdnn.targets.cuda_toolchain._module_file", lambda name: "")
+    out = run(capsys, "doctor")[1]
+    assert "compiled execute: not compiled at installation: a C compiler or Python's headers" in out

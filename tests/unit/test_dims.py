@@ -484,3 +484,15 @@ def test_knobs_for_many_results_meet_one() -> None:
     assert isinstance(option.knobs, ReductionCpu)
     wide, narrow = (option.engine.lower(plan.graph, region, plan.device, ReductionCpu(n), placeholder(region)) for n in (64, 1))
     assert wide.steps == narrow.steps
+
+
+def test_a_reshape_infers_one_extent_at_every_shape():
+    g = graphdnn.pygraph(io_data_type=data_type.FLOAT, compute_data_type=data_type.FLOAT, device="cpu")
+    x = g.tensor(name="x", dim=[Dim("n", max=64), 4, 8], layout="row")
+    g.reshape(g.neg(x)).set_dim([-1, 16]).set_stride([16, 1]).set_output(True).set_name("y")
+    g.build([heur_mode.A])
+    workspace = np.empty(g.get_workspace_size(), np.uint8)
+    for n in (3, 64, 0, 1):
+        values, out = np.random.default_rng(n).standard_normal((n, 4, 8), dtype=np.float32), np.full((2 * n, 16), np.nan, np.float32)
+        g.execute({"x": values, "y": out}, workspace)
+        np.testing.assert_array_equal(out, -values.reshape(2 * n, 16))

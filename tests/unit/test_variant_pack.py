@@ -544,3 +544,16 @@ def test_negative_strides_reach_back():
     with pytest.raises(ValidationError, match="overlaps"):
         b.bind({1: x, 3: address(raw) + 32, 7: raw[1:7], 4: 1}, None)
     b.bind({1: x, 3: address(raw) + 32, 7: raw[:6], 4: 1}, None)
+
+
+def test_the_log_names_arrays_of_another_order(monkeypatch, capsys):
+    """Once a plan: strides are not compared, so a row-major array for a column-major tensor is no error."""
+    monkeypatch.setenv("GRAPHDNN_LOG", "warning")
+    made = binder(graph(bias={"stride": (1, 2)}, y={"dim": (1, 3), "stride": (7, 1)}))
+    pack = {"x": torch.zeros(2, 3), "bias": np.zeros((2, 3), np.float32), "s": 1.0, "y": torch.zeros(1, 3)}
+    for _ in range(2):
+        made.bind(pack, None)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and "uid 3 ('bias') has the declared dims [2, 3] and strides [3, 1], where [1, 2] are declared" in told[0]
+    binder().bind({**pack, "bias": pack["x"], "y": torch.zeros(2, 3)}, None)
+    assert not capsys.readouterr().err
