@@ -97,7 +97,9 @@ class Copies(Shapes):
         self._replace(text.tensors, text.nodes)
         self._io, self._intermediate, self._compute = text.io, text.intermediate, text.compute
         self._sm_count = None if text.sm_count < 0 else text.sm_count
-        self._dynamic_shape, self._override_shape = text.dynamic_shape, text.override_shape
+        self._dynamic_shape |= text.dynamic_shape
+        self._override_shape |= text.override_shape
+        self._from_text = True
 
     def _load(self, data: bytes, device: Any) -> None:
         from graphdnn.plans import serialize
@@ -170,9 +172,16 @@ class Copies(Shapes):
 
     _variants: dict[tuple[tuple[int, ...], Overrides], pygraph]
 
+    _from_text: bool = False
+
     def _with_shapes(self, values: Sequence[int], wanted: Overrides) -> pygraph:
-        """A graph of fixed shapes: those for ``values`` of the dims, but for those that are ``wanted``."""
+        """A graph of fixed shapes: those for ``values`` of the dims, but for those that are ``wanted``. A text holds what was inferred beside what
+        was declared: outputs of a graph that was read from one follow from their inputs wherever they did."""
+        from graphdnn.passes import infer
+
         twin = self._twin()
+        for t in infer.inferable(twin._nodes) if self._from_text else ():
+            t.dim = t.stride = None
         named = dict(zip(self.dims, values, strict=True))
         for t in twin._tensors:
             t.at(named)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from graphdnn.dtypes import data_type
-from graphdnn.errors import BuildError, ValidationError, explain
+from graphdnn.errors import BuildError, GraphError, ValidationError, explain
 from graphdnn.ir.node import NodeDecl
 from graphdnn.ir.tensor import TensorDecl
 from graphdnn.opspecs.registry import spec
@@ -52,6 +52,30 @@ def infer(nodes: Sequence[NodeDecl], tensors: Sequence[TensorDecl], context: Con
     for t in tensors:
         _fill_tensor(t, context)
     _check_uids(tensors)
+
+
+def inferable(nodes: Sequence[NodeDecl]) -> list[TensorDecl]:
+    """Outputs whose dims and strides are what their ops infer where none are set: of a graph that was read from a text, which holds all of them,
+    those that nobody need have set. Changes nothing."""
+    found: list[TensorDecl] = []
+    for n in nodes:
+        used = [t for t in (*n.inputs.values(), *n.outputs.values()) if t is not None]
+        held, attrs = [(t, t.dim, t.stride) for t in used], dict(n.attrs)
+        if any(dim is None or stride is None for _, dim, stride in held):
+            continue
+        outputs = list(n.outputs.values())
+        for t in outputs:
+            t.dim = t.stride = None
+        try:
+            spec(n.op).infer(n)
+            found += [t for t, dim, stride in held if t in outputs and (t.dim, t.stride) == (dim, stride)]
+        except GraphError:  # an op whose outputs' dims are for the user to say
+            continue
+        finally:
+            n.attrs = attrs
+            for t, dim, stride in held:
+                t.dim, t.stride = dim, stride
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------ the graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphdnn
@@ -45,18 +46,23 @@ class Overridden:
         self._graph.execute(pack, workspace, **self._told)
 
 
-@pytest.mark.parametrize("dims", [False, True])
-def test_shapes_and_strides(dims: bool, device: str) -> None:
-    sizes = [Dim("m", 0, 99), Dim("n", 0, 99), Dim("k", 0, 99)] if dims else [4, 6, 8]
-    g = declared(device, *sizes, is_override_shape_enabled=True)
-    built(g)
-    for number, shape in enumerate(SHAPES[: 3 if device == "cudasim" else None]):
+def agrees(g: Any, device: str, shapes: Any) -> None:
+    """``g``, told each of these shapes, gives what the reference does."""
+    for number, shape in enumerate(shapes):
         same = built(declared(device, *shape))
         setup = Setup(same._opgraph, device, "pointer")
         setup.fill(number, {}, {}, {})
         outcome = Outcome(Overridden(g, same))
         _run_plan(setup, None, 2, outcome)
         _compare(setup, reference.run_with_error(same._opgraph, setup.feeds()), outcome)
+
+
+@pytest.mark.parametrize("dims", [False, True])
+def test_shapes_and_strides(dims: bool, device: str) -> None:
+    sizes = [Dim("m", 0, 99), Dim("n", 0, 99), Dim("k", 0, 99)] if dims else [4, 6, 8]
+    g = declared(device, *sizes, is_override_shape_enabled=True)
+    built(g)
+    agrees(g, device, SHAPES[: 3 if device == "cudasim" else None])
     padded = sum(any(s[3:]) for s in SHAPES[: 3 if device == "cudasim" else None])
     assert len(g._variants) == (padded if dims else len(SHAPES[: 3 if device == "cudasim" else None])), "what the dims say is no override"
 
@@ -129,3 +135,41 @@ def test_less_aligned_buffers_of_every_shape(device: str) -> None:
         _run_plan(setup, None, 1, outcome)
         _compare(setup, reference.run_with_error(setup.operation_graph, setup.feeds(), told.plan().algorithms), outcome)
     assert graphdnn.stats().compilations - before <= 1
+
+
+def read(g: Any, **arguments: Any) -> Any:
+    """The graph that the text of ``g`` gives, built for its device."""
+    again = graphdnn.pygraph(device=g._get_device(), **arguments)
+    again.deserialize(str(g))
+    return built(again)
+
+
+def test_a_graph_that_was_read_from_a_text(device: str) -> None:
+    """The text of a built graph has the dims of what lies between its ops: they follow from those of the call."""
+    agrees(read(built(declared(device, 4, 6, 8, is_override_shape_enabled=True))), device, SHAPES[:2])
+
+
+def test_a_text_of_composite_ops_and_of_dims_that_no_op_infers() -> None:
+    """A normalization counts the elements of the call; the dims of a reshape stay the user's. The text or the graph allows overriding."""
+    from tests.fake_driver import FLOAT
+
+    g = graphdnn.pygraph(device="cpu", **FLOAT)
+    x, s, b = (g.tensor(name=n, dim=d, layout="row", uid=i) for i, (n, d) in enumerate((("x", (8, 64)), ("s", (1, 64)), ("b", (1, 64))), 1))
+    y = g.layernorm(graphdnn.norm_forward_phase.INFERENCE, x, s, b, g.tensor_scalar(1e-5, graphdnn.scalar_type.RUNTIME_PARAM))[0]
+    g.relu(y).set_output(True).set_uid(4)
+    again, rng = read(built(g), is_override_shape_enabled=True), np.random.default_rng(5)
+    for rows, width in ((3, 64), (8, 64), (5, 40)):
+        data = {i: rng.standard_normal(d).astype(np.float32) for i, d in ((1, (rows, width)), (2, (1, width)), (3, (1, width)))}
+        told: dict[str, Any] = {"override_uids": [1, 2, 3, 4], "override_shapes": [*(v.shape for v in data.values()), (rows, width)]}
+        out = np.full((rows, width), np.nan, np.float32)
+        again.execute(data | {4: out}, np.empty(1 << 16, np.uint8), **told)
+        wide = data[1].astype(np.float64)
+        normal = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+        assert np.allclose(out, np.maximum(normal * data[2] + data[3], 0), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValidationError, match="cannot be overridden"):
+        read(g).execute(data | {4: out}, np.empty(1 << 16, np.uint8), **told)
+    h = graphdnn.pygraph(device="cpu", is_override_shape_enabled=True, **FLOAT)
+    flat = h.reshape(h.relu(h.tensor(dim=(8, 64), layout="row", uid=1))).set_dim((64, 8)).set_stride((8, 1))
+    h.relu(flat).set_output(True).set_uid(2)
+    with pytest.raises(ValidationError, match="a reshape keeps the number of elements"):
+        read(built(h)).execute({1: out, 2: out}, None, override_uids=[1, 2], override_shapes=[(4, 64), (32, 8)])
