@@ -36,7 +36,8 @@ def address(stream: Any) -> int:
 
 
 def current(pack: Mapping[Any, Any], device: DeviceProps) -> int:
-    """The current stream of the framework whose device arrays are in ``pack``; 0 (the legacy default stream) where there is none, and on a CPU."""
+    """The current stream of the framework whose device arrays are in ``pack``, or the one that they name; 0 (the legacy default stream) where there
+    is none, and on a CPU."""
     if device.kind != "cuda" or not isinstance(pack, Mapping):  # which the plan refuses
         return 0
     torch = sys.modules.get("torch")
@@ -48,7 +49,18 @@ def current(pack: Mapping[Any, Any], device: DeviceProps) -> int:
     cupy = sys.modules.get("cupy")
     if cupy is not None and any(isinstance(v, cupy.ndarray) for v in pack.values()):
         return int(cupy.cuda.get_current_stream().ptr)
-    return 0
+    return _of_interfaces(pack)
+
+
+def _of_interfaces(pack: Mapping[Any, Any]) -> int:
+    """The stream that arrays name in ``__cuda_array_interface__`` (version 3: their contents are ready for what is enqueued there); 0 if none
+    does.
+
+    Where they name several, 0: the legacy default stream waits for all streams that were not made to ignore it."""
+    shown = [getattr(v, "__cuda_array_interface__", None) for v in pack.values() if type(v) is not int]
+    named = {stream for f in shown if isinstance(f, Mapping) and type(stream := f.get("stream")) is int}
+    only = named.pop() if len(named) == 1 else 0
+    return only if 1 < only < _ADDRESSES else 0  # 1 is another name of the legacy default stream
 
 
 def in_use(device: DeviceProps) -> set[int]:

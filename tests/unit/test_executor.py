@@ -288,6 +288,25 @@ def test_arrays_of_other_libraries_are_checked_every_time(fake: FakeCuda) -> Non
                 g.plan.execute(pack | {4: wrong})
 
 
+def test_the_stream_that_arrays_name(fake: FakeCuda) -> None:
+    """One is used where the caller has set none; several, what is no address, and the legacy default stream are the legacy default stream."""
+    g, pack, handle = scaled_sum("cuda:0"), on_gpu(), graphdnn.create_handle("cuda:0")
+
+    def named(*streams: Any) -> dict[int, Any]:
+        for array, stream in zip((pack[1], pack[2], pack[4]), streams, strict=True):
+            array.__cuda_array_interface__ |= {"stream": stream}
+        return pack
+
+    cases = (((None, 0x77, 0x77), 0x77), ((2, 2, 2), 2), ((0x77, 0x88, None), 0), ((1, 1, 1), 0), ((0, 0, 0), 0), (([5], "6", 1 << 64), 0))
+    for streams, expected in cases:
+        g.execute(named(*streams), None)
+        g.bind(named(*streams))()
+        assert [x[5] for x in launches(fake)[-2:]] == [expected, expected], streams
+    graphdnn.set_stream(handle, 0x99)
+    g.execute(named(0x77, 0x77, 0x77), None, handle=handle)
+    assert launches(fake)[-1][5] == 0x99
+
+
 def test_other_shapes_on_a_described_device_say_that_it_is_described() -> None:
     """Not that there is no driver, which this machine may have."""
     n = graphdnn.Dim("n", 1, 64)
