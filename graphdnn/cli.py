@@ -22,6 +22,7 @@ from graphdnn.errors import GraphError, ValidationError, explain
 if TYPE_CHECKING:
     from graphdnn.plans.plan import ExecutionPlan
     from graphdnn.plans.planset import PlanSet
+PLAN = "a serialized plan"
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------ progress
@@ -48,8 +49,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        expected = "the JSON text of a graph, or a serialized plan"
-        raise ValidationError(explain(f"'{path}' cannot be read", expected=expected, found=error.strerror)) from error
+        raise ValidationError(explain(f"'{path}' cannot be read", expected=f"the JSON text of a graph, or {PLAN}", found=error.strerror)) from error
 
 
 def _load(path: Path, device: str | None) -> tuple[ExecutionPlan | None, Any]:
@@ -70,13 +70,15 @@ def _load(path: Path, device: str | None) -> tuple[ExecutionPlan | None, Any]:
     return None, graph
 
 
-def _planned(path: Path, device: str | None) -> PlanSet | ExecutionPlan:
-    """The plans of a graph (nothing is compiled), or the plan of a file."""
+def _planned(path: Path, device: str | None, fixed: bool = False) -> PlanSet | ExecutionPlan:
+    """The plans of a graph (nothing is compiled), or the plan of a file. ``fixed``: no graph with dims is taken."""
     plan, graph = _load(path, device)
     if plan is not None:
         return plan
     import graphdnn
+    from graphdnn.plans import serialize
 
+    serialize.expect_fixed(graph.dims if fixed else None)
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans([graphdnn.heur_mode.A, graphdnn.heur_mode.FALLBACK])
@@ -85,11 +87,11 @@ def _planned(path: Path, device: str | None) -> PlanSet | ExecutionPlan:
     return plans
 
 
-def _built(path: Path, device: str | None, tell: Callable[[str], None]) -> ExecutionPlan:
-    """A plan that is compiled."""
+def _built(path: Path, device: str | None, tell: Callable[[str], None], fixed: bool = False) -> ExecutionPlan:
+    """A plan that is compiled. ``fixed``: see ``_planned``."""
     from graphdnn.plans.plan import ExecutionPlan
 
-    plans = _planned(path, device)
+    plans = _planned(path, device, fixed)
     if isinstance(plans, ExecutionPlan):
         return plans.build()
     tell(f"{plans.count()} candidate plans on {plans.device.text}; building the first that builds")
@@ -171,7 +173,7 @@ def _compile(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     with _progress(args.quiet) as tell:
-        plans = _for_each(args, tell) if args.arch else [_built(args.file, args.device, tell)]
+        plans = _for_each(args, tell) if args.arch else [_built(args.file, args.device, tell, fixed=True)]
         path = args.output or args.file.with_suffix(".gdnn")
         data = serialize.merge(map(serialize.dump, plans)) if len(plans) > 1 else serialize.dump(plans[0])
         container.write(path, data)
@@ -196,9 +198,8 @@ def _for_each(args: argparse.Namespace, tell: Callable[[str], None]) -> list[Exe
     try:
         text = _read(args.file).decode()
     except UnicodeDecodeError as error:
-        raise ValidationError(
-            explain(f"'{args.file}' is no JSON text of a graph", found=str(error), fix="a plan that is built has its architecture")
-        ) from error
+        rule, fix = f"'{args.file}' is no JSON text of a graph", "a plan that is built has its architecture"
+        raise ValidationError(explain(rule, found=str(error), fix=fix)) from error
     return ahead.plans_for(text, args.arch, args.file.stem, tell=tell)
 
 
@@ -318,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         made.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
         if file:
-            made.add_argument("file", type=Path, help="JSON text of a graph, or a serialized plan")
+            made.add_argument("file", type=Path, help={"inspect": PLAN, "tune": "JSON text of a graph"}.get(name, f"JSON text of a graph, or {PLAN}"))
         if file and device:
             made.add_argument("--device", help="cpu, cuda:0, cudasim, or a described GPU such as sm_90; default: as for a graph that says nothing")
         return made

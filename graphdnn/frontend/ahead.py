@@ -39,10 +39,13 @@ def plans_for(
     text: str, archs: Sequence[str] | str, name: str = "", modes: Sequence[heur_mode] = _MODES, tell: Callable[[str], None] = lambda line: None
 ) -> list[ExecutionPlan]:
     """A built plan of the graph with JSON text ``text`` for each of ``archs``; see :func:`compile_for`. ``tell`` is called before each build."""
+    from graphdnn.plans import serialize
+
     plans = []
     for place in _places(archs):
         graph = pygraph(name=name, device=place)
         graph.deserialize(text)
+        serialize.expect_fixed(graph.dims)
         graph._device = limited(place, graph._sm_count)
         graph.build_operation_graph()
         graph.create_execution_plans(modes)

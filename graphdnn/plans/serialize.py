@@ -36,11 +36,16 @@ MAGIC = b"GDNNPLAN"
 FORMAT = 2
 
 
-def dump(plan: ExecutionPlan) -> bytes:
-    """The plan as bytes. BuildError if it is not built, NotSupportedError for one shape of a graph with dims."""
-    if plan.shaped:
+def expect_fixed(dims: object) -> None:
+    """NotSupportedError for a graph with ``dims``: a file holds the plan of one shape."""
+    if dims:
         rule, fix = "a plan file holds a plan for one shape", "store str(graph), and build that: its kernels come from the disk cache"
         raise NotSupportedError(explain(rule, expected="a graph of fixed shapes", found="a graph with dims", fix=fix))
+
+
+def dump(plan: ExecutionPlan) -> bytes:
+    """The plan as bytes. BuildError if it is not built, NotSupportedError for one shape of a graph with dims."""
+    expect_fixed(plan.shaped)
     kernels, blobs = [], []
     for k in plan.kernels:
         text, code = k.source.encode(), k.binary.code

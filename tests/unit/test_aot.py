@@ -200,16 +200,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(f" on {arch}: kernels" in told for arch in ARCHS) and str(out) in told
     assert [serialize.read(p)[0].device.arch for p in serialize.parts(out.read_bytes())][:2] == ["sm_80", "sm_90a"]
     assert cli.main(["run", str(out), "--device", "cpu", "--repeat", "1", "-q"]) == 0
+    h = graphdnn.pygraph(io_data_type=graphdnn.data_type.FLOAT)
+    h.relu(h.tensor(dim=(graphdnn.Dim("n", max=9), 4), layout="row", name="x")).set_output(True).set_name("y")
+    (dims := tmp_path / "dims.json").write_text(str(h))
     for argv, part in (
         (["compile", str(source), "--arch", "sm_80", "--device", "cpu"], "exclude each other"),
         (["compile", str(source), "--arch", "sm_42"], "unknown CUDA architecture"),
         (["compile", str(out), "--arch", "sm_80"], "no JSON text of a graph"),
+        (["compile", str(dims), "--arch", "sm_80,cpu"], "one shape"),
+        (["compile", str(dims), "--device", "cpu"], "one shape"),
         (["compile", str(source), "--arch", "cpu", "-o", str(tmp_path / "none" / "x.gdnn")], "cannot be written"),
         (["compile", str(source), "--arch", "cpu", "-o", "/"], "'/' cannot be written"),
         (["draw", str(source), "--device", "cpu", "-o", str(tmp_path / "none" / "x.svg")], "cannot be written"),
     ):
         assert cli.main([*argv, "-q"]) == 1 and part in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["graph.json", "plan.gdnn"], "nothing is left behind"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dims.json", "graph.json", "plan.gdnn"], "nothing is left behind"
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
