@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphdnn.errors import BuildError, ExecutionError, explain
+from graphdnn.targets import native
 from graphdnn.targets.cuda_versions import installed, system_tools
 
 if TYPE_CHECKING:
@@ -186,9 +187,8 @@ def toolchain_report() -> list[dict[str, Any]]:
     for name, needed_for in (("ptxas", "compiling for CUDA"), ("cuobjdump", "showing SASS"), ("nvdisasm", "showing SASS")):
         first = next(iter(tools(name)), None)
         report.append(_row(name, first is not None, first.version if first else "", str(first.path) if first else "", needed_for))
-    fix = "not compiled at installation: a C compiler or Python's headers (python3-dev) were missing; with both, install again (--force-reinstall)"
-    compiled = _module_file("graphdnn._native")
-    report.append(_row("compiled execute", bool(compiled), "" if compiled else fix, compiled, "the least host time of a call on a GPU"))
+    compiled, fault = native.where()
+    report.append(_row("compiled execute", not fault, fault, compiled, "the least host time of a call on a GPU"))
     return report + _devices()
 
 
@@ -227,13 +227,6 @@ def _module_folder(module: str) -> str | None:
     if spec is None:
         return None
     return os.path.dirname(spec.origin) if spec.origin else next(iter(spec.submodule_search_locations or ()), None)
-
-
-def _module_file(module: str) -> str:
-    from importlib.util import find_spec
-
-    spec = find_spec(module)
-    return spec.origin or "" if spec else ""
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import graphdnn
 from graphdnn import cli
 from graphdnn.inspection import check as checking
 from graphdnn.plans import cache, disk, serialize
+from graphdnn.targets import native
 
 ROOT = Path(__file__).resolve().parents[2]
 F32 = graphdnn.data_type.FLOAT
@@ -164,6 +165,6 @@ def test_as_a_module(file):
 
 
 def test_doctor_says_why_there_is_no_compiled_execute(capsys, monkeypatch):
-    monkeypatch.setattr("graphdnn.targets.cuda_toolchain._module_file", lambda name: "")
+    monkeypatch.setattr("graphdnn.targets.native.where", lambda: ("", native.NOT_BUILT))
     out = run(capsys, "doctor")[1]
     assert "compiled execute: not compiled at installation: a C compiler or Python's headers" in out

@@ -444,3 +444,16 @@ def test_python_runs_it_where_the_compiled_part_is_switched_off(graph: Any, fake
         assert launched(fake) == sorted([BASE, 2 * BASE, value, 3 * BASE])
     with pytest.raises(ValidationError, match="overlaps"):
         again.execute(addresses() | {4: BASE + 512}, None)
+
+
+def test_what_is_older_than_its_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fault = native.where()
+    assert path.endswith(".so") and not fault
+    (tmp_path / "call.c").write_text("")
+    os.utime(tmp_path / "call.c", (2e9, 2e9))
+    monkeypatch.setattr(native, "SOURCES", tmp_path)
+    assert native.where() == (path, native.STALE)
+    monkeypatch.setattr(native, "_module", native._module.__wrapped__)
+    assert not native.built()
+    os.utime(tmp_path / "call.c", (1e9, 1e9))
+    assert native.where() == (path, "") and native.built()
