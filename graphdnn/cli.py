@@ -173,7 +173,7 @@ def _compile(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     with _progress(args.quiet) as tell:
-        plans = _for_each(args, tell) if args.arch else [_built(args.file, args.device, tell, fixed=True)]
+        plans = [_built(args.file, args.device, tell, fixed=True)] if args.arch is None else _for_each(args, tell)
         path = args.output or args.file.with_suffix(".gdnn")
         data = serialize.merge(map(serialize.dump, plans)) if len(plans) > 1 else serialize.dump(plans[0])
         container.write(path, data)

@@ -206,6 +206,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for argv, part in (
         (["compile", str(source), "--arch", "sm_80", "--device", "cpu"], "exclude each other"),
         (["compile", str(source), "--arch", "sm_42"], "unknown CUDA architecture"),
+        (["compile", str(source), "--arch", ""], "unknown device"),
         (["compile", str(out), "--arch", "sm_80"], "no JSON text of a graph"),
         (["compile", str(dims), "--arch", "sm_80,cpu"], "one shape"),
         (["compile", str(dims), "--device", "cpu"], "one shape"),
