@@ -51,9 +51,10 @@ def explain(
     found: object = None,
     fix: str | None = None,
 ) -> str:
-    """Compose a message: where, the rule, expected, found, way out. Also becomes ``get_last_error_string()``."""
-    where = [f"node '{node}'" if node is not None else "", f"tensor '{tensor}'" if tensor is not None else ""]
+    """Compose a message: where (what has a name), the rule, expected, found, way out. Also becomes ``get_last_error_string()``."""
+    where = [f"node '{node}'" if node else "", f"tensor '{tensor}'" if tensor else ""]
     text = ", ".join(w for w in where if w)
+    rule = rule.replace("node '': ", "")  # of a node that the user gave no name, and that has no number
     text = f"{text}: {rule}" if text else rule
     if expected is not None:
         text += f"; expected {expected}"

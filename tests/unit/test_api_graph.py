@@ -620,3 +620,11 @@ def test_dims_given_to_reshape_by_position_are_told_the_way():
     g = graph()
     with pytest.raises(TypeError, match=r"'RESHAPE': a name has the wrong type.*found \(3, 2\).*set_dim"):
         g.reshape(g.tensor(dim=[2, 3], stride=[3, 1]), (3, 2))
+
+
+@pytest.mark.parametrize("call", [lambda g, x: g.reduction(x, "sum"), lambda g, x: g.conv_fprop(x, x, padding=1), lambda g, x: g.tensor((2, 3))])
+def test_no_error_names_what_has_no_name(call):
+    g = graph()
+    with pytest.raises(TypeError) as caught:
+        call(g, g.tensor(dim=[2, 3], stride=[3, 1]))
+    assert "''" not in str(caught.value).partition("graph: ")[0]
