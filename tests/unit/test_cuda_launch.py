@@ -276,13 +276,13 @@ def test_after_a_fork_a_run_is_refused(fake: FakeCuda) -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        text = b"no error"
         try:
             executable.run(ADDRESSES, SCALARS, 0, 0)
+            os.write(write, b"no error")
         except errors.ExecutionError as exc:
-            text = str(exc).encode()
-        os.write(write, text)
-        os._exit(0)
+            os.write(write, str(exc).encode())
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
     assert b"forked" in os.read(read, 10_000)
     executable.run(ADDRESSES, SCALARS, 0, 0)

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,24 +219,43 @@ def test_tables_that_are_not_what_they_were_made_as_are_damage(database):
     assert database.runs() == [] and database.add([run(2)]) == 1 and database.runs() == [run(2)]
 
 
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from graphdnn.errors import ExecutionError
+from graphdnn.plans import tuning_files
+from tests.unit.test_tuning import KEY, Database, run
+
+def right(path):
+    database = Database(path)
+    return database.runs() == [run(1)] == tuning_files.load(path) and database.measured(KEY) == [*run().results]
+
+def refused(path):
+    try:
+        Database(path).add([run(2)])
+    except ExecutionError as error:
+        return str(error)
+
+given, own = map(Path, sys.argv[1:])
+Database(own).add([run(1)])
+assert right(own) and refused(own.parent / "no folder" / os.sep.join(["x"] * 5000))  # what this imports may not be readable later
+os.setuid(65534)
+assert right(given), "it is read"
+assert "is read-only" in (refused(given) or "stored"), "it is not written"
+"""
+
+
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives up the rights of root in a process of its own")
-def test_a_database_that_may_only_be_read_is_read(database):
-    database.add([run(1)])
-    database.path.chmod(0o444)
-    folder = database.path.parent
-    folder.chmod(0o555)
-    for above in folder.parents[:3]:
-        above.chmod(0o755)
-    child = os.fork()
-    if not child:
-        os.setuid(65534)
-        right = database.runs() == [run(1)] == tuning_files.load(database.path) and database.measured(KEY) == [*run().results]
-        try:
-            database.add([run(2)])
-        except ExecutionError as error:
-            os._exit(0 if right and "is read-only" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_a_database_that_may_only_be_read_is_read(tmp_path):
+    with tempfile.TemporaryDirectory() as folder:  # every folder above pytest's own is root's alone
+        given = Database(Path(folder, "tuning.db"))
+        given.add([run(1)])
+        given.path.chmod(0o444)
+        Path(folder).chmod(0o555)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", READ_ONLY, str(given.path), str(tmp_path / "own.db")]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_tuning_that_cannot_be_stored_is_still_a_tuning(database, tmp_path, monkeypatch):
