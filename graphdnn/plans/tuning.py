@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +162,7 @@ class Database:
         found = list(runs)
         with suppress(OSError):  # opening the file then says what is wrong
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self._do(lambda db: sum(_insert(db, r) for r in found), make=True)
+        return self._do(lambda db: _add(db, found, self.path), make=True)
 
     def runs(self, key: Key | None = None) -> list[Run]:
         """Stored runs, the newest first: of ``key``, or all of them. Those that do not check are left out, with a warning."""
@@ -356,6 +356,18 @@ def _exclusive(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _add(db: sqlite3.Connection, runs: Sequence[Run], path: Path) -> int:
+    """How many of the runs were new. sqlite3.DatabaseError where one is not found again: in a damaged file SQLite may write it to a wrong place."""
+    import sqlite3
+
+    new = [run for run in runs if _insert(db, run)]
+    if new:
+        known = {id for (id,) in db.execute("SELECT id FROM runs")}
+        if not all(run.id in known and _read(db, " WHERE id = ?", (run.id,), path) for run in new):
+            raise sqlite3.DatabaseError("what was written is not found again")
+    return len(new)
 
 
 def _insert(db: sqlite3.Connection, run: Run) -> bool:
