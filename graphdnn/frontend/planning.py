@@ -315,14 +315,26 @@ class Planning(Shapes):
             used = self._handle if handle is None else handle
             if known.run(tensor_to_device_buffer, workspace, used):
                 return
-        stream = stream_of(self._handle, handle, tensor_to_device_buffer, plan.device)
-        if override_uids is not None:
-            plan = self._overridden(plan, tensor_to_device_buffer, (override_uids, override_shapes, override_strides), dims, stream)
-        elif self._shape_plans or dims:
-            plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
-        plan.execute(tensor_to_device_buffer, workspace, stream)
+        self._run(plan, tensor_to_device_buffer, workspace, handle, (override_uids, override_shapes, override_strides), dims)
         if known is not None:
             known.learn(tensor_to_device_buffer, workspace, used)
+
+    def _run(
+        self,
+        plan: ExecutionPlan,
+        pack: Mapping[Any, Any],
+        workspace: Any,
+        handle: int | None,
+        overrides: tuple[Any, Any, Any],
+        dims: Mapping[Any, int] | None,
+    ) -> None:
+        """Execute ``plan``, or its like for the shapes of this call. ``overrides``: uids, shapes, strides."""
+        stream = self._stream(handle, pack, plan)
+        if overrides[0] is not None:
+            plan = self._overridden(plan, pack, overrides, dims, stream)
+        elif self._shape_plans or dims:
+            plan = self._for_call(plan, pack, dims, stream)
+        plan.execute(pack, workspace, stream)
 
     def bind(
         self,
@@ -358,12 +370,7 @@ class Planning(Shapes):
             raise BuildError(
                 explain(f"plan {index} ({plan.name}) is not built", fix="call build_plans(build_plan_policy.ALL) or build_plan_at_index(index) first")
             )
-        stream = self._stream(handle, tensor_to_device_buffer, plan)
-        if override_uids is not None:
-            plan = self._overridden(plan, tensor_to_device_buffer, (override_uids, override_shapes, override_strides), dims, stream)
-        elif self._shape_plans or dims:
-            plan = self._for_call(plan, tensor_to_device_buffer, dims, stream)
-        plan.execute(tensor_to_device_buffer, workspace, stream)
+        self._run(plan, tensor_to_device_buffer, workspace, handle, (override_uids, override_shapes, override_strides), dims)
 
     def populate_cuda_graph(
         self,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from graphdnn.plans.plan import ExecutionPlan
 
 
-
 @dataclass(frozen=True)
 class Source:
     """A tensor that tells values: keys under which a pack may hold it, and its extents. ``bytes_along``: the axis along which its array counts bytes

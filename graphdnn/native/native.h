@@ -6,7 +6,7 @@
    and says what is wrong. So every check here decides only "as before" or "not as before". Nothing here allocates device memory or holds a lock; the
    GIL guards all state and is released around the driver's calls only; a tensor class of the user's may run Python code when it is looked at.
 
-   Tensors are read through the exchange table that a framework's tensor type shows (DLPack 1.2, "C exchange API"): address, device, data type, dims
+   Tensors are read through the exchange table that a framework's tensor type shows (DLPack 1.3, "C exchange API"): address, device, data type, dims
    and strides in one call. Limited API of Python 3.11, so one binary serves all later versions. */
 
 #define PY_SSIZE_T_CLEAN

@@ -55,10 +55,7 @@ class Executor:
         try:
             if self._moved:
                 self._lay_out(self._given, self._workspace)
-            self._enqueue(self._stream if stream is None else stream if type(stream) is int else streams.address(stream))
-        except OverflowError:
-            streams.address(stream)
-            raise
+            self._enqueue(self._stream if stream is None else streams.address(stream))
         finally:
             self._busy.release()
 
@@ -81,10 +78,7 @@ class Executor:
                     raise
                 rule, found = "addresses are integers of 64 bits", repr(addresses)[:80]
                 raise KindError(explain(rule, expected=f"a sequence of {self._count} of them", found=found)) from cause
-            self._enqueue(self._stream if stream is None else stream if type(stream) is int else streams.address(stream))
-        except OverflowError:
-            streams.address(stream)
-            raise
+            self._enqueue(self._stream if stream is None else streams.address(stream))
         finally:
             self._busy.release()
 

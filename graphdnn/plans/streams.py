@@ -9,8 +9,7 @@ from typing import Any
 
 from graphdnn.device import DeviceProps
 from graphdnn.errors import KindError, ValidationError, explain
-
-_ADDRESSES = 1 << 64
+from graphdnn.plans.buffers import ADDRESSES
 
 
 def address(stream: Any) -> int:
@@ -30,7 +29,7 @@ def address(stream: Any) -> int:
     if found is None:
         expected = "a CUstream as int, or a stream object (torch: stream.cuda_stream, cupy, cuda.core)"
         raise KindError(explain("stream has the wrong type", expected=expected, found=type(stream).__name__))
-    if not 0 <= found < _ADDRESSES:
+    if not 0 <= found < ADDRESSES:
         raise ValidationError(explain("stream is not an address", expected="0 or the address of a CUDA stream", found=found))
     return found
 
@@ -60,7 +59,7 @@ def _of_interfaces(pack: Mapping[Any, Any]) -> int:
     shown = [getattr(v, "__cuda_array_interface__", None) for v in pack.values() if type(v) is not int]
     named = {stream for f in shown if isinstance(f, Mapping) and type(stream := f.get("stream")) is int}
     only = named.pop() if len(named) == 1 else 0
-    return only if 1 < only < _ADDRESSES else 0  # 1 is another name of the legacy default stream
+    return only if 1 < only < ADDRESSES else 0  # 1 is another name of the legacy default stream
 
 
 def in_use(device: DeviceProps) -> set[int]:
